@@ -1,0 +1,176 @@
+"""Compiles kernels for a GPU that need not be present, and keeps the result on disk.
+
+numba-cuda turns the function into LTO IR and nvJitLink into a cubin (the LTO route keeps
+instructions that whole-program assembly needs, such as `setmaxnreg`). The cache key is the content:
+every source file of this package, the kernel's own file, what its closure holds, the argument
+types, the architecture and the versions of the tools.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import os
+import tempfile
+import types as pytypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbmoe_kernels.device.op import STUBS
+from nbmoe_kernels.kernel import Kernel
+
+ComputeCapability = tuple[int, int]
+_TOOLS = ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core")
+
+
+def architecture(cc: ComputeCapability) -> str:
+    """``sm_90a`` for (9, 0): from Hopper on with the architecture-specific instructions."""
+    return f"sm_{cc[0]}{cc[1]}" + ("a" if cc >= (9, 0) else "")
+
+
+def cache_directory() -> Path:
+    """Folder of compiled kernels: ``$NBMOE_CACHE_DIR`` or ``~/.cache/nbmoe``."""
+    root = os.environ.get("NBMOE_CACHE_DIR") or Path.home() / ".cache" / "nbmoe"
+    return Path(root) / "cubin"
+
+
+def compile_ptx(kernel: Kernel, cc: ComputeCapability) -> str:
+    """PTX of a kernel, for inspection and for the assembler's report."""
+    return str(_library(_checked(kernel, cc)).get_asm_str(_target(cc)))
+
+
+def compile_cubin(kernel: Kernel, cc: ComputeCapability) -> bytes:
+    """Machine code of a kernel, from the disk cache or compiled now."""
+    path = cache_directory() / f"{kernel.name}-{architecture(cc)}-{content_key(kernel, cc)}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    cubin = _link(_library(_checked(kernel, cc)).get_ltoir(_target(cc)), cc)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A rename is atomic: another process sees the whole file or none.
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(cubin)
+    os.replace(file.name, path)
+    return cubin
+
+
+def _checked(kernel: Kernel, cc: ComputeCapability) -> Kernel:
+    if cc < kernel.min_cc:
+        raise RuntimeError(
+            f"{kernel.name} needs compute capability {kernel.min_cc[0]}.{kernel.min_cc[1]}, "
+            f"got {cc[0]}.{cc[1]}"
+        )
+    return kernel
+
+
+def _target(cc: ComputeCapability) -> tuple[int, int, str]:
+    return (*cc, "a" if cc >= (9, 0) else "")
+
+
+@functools.cache
+def _library(kernel: Kernel) -> Any:
+    """The kernel's LLVM IR. It is the same for every architecture: no op looks at one."""
+    from numba import cuda
+
+    if getattr(cuda, "implementation", "") != "NVIDIA":
+        raise RuntimeError(
+            "compiling kernels needs the numba-cuda package and a process without "
+            "NUMBA_ENABLE_CUDASIM — pip install 'nbmoe[cu13]' (or [cu12])"
+        )
+    # cuda.compile() is this function with the IR thrown away; seconds for each architecture.
+    from numba.cuda.compiler import _compile_pyfunc_with_fixup
+
+    from nbmoe_kernels.device.ptx import register_ops
+
+    register_ops()
+    library, _ = _compile_pyfunc_with_fixup(
+        _with_device_functions(kernel.py_func, {}),
+        _numba_types(kernel),
+        device=False,
+        abi="numba",
+        cc=kernel.min_cc,
+        launch_bounds=(kernel.threads, kernel.min_blocks),
+    )
+    return library
+
+
+def _link(ltoir: bytes, cc: ComputeCapability) -> bytes:
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    options = LinkerOptions(arch=architecture(cc), link_time_optimization=True)
+    cubin = Linker(ObjectCode.from_ltoir(ltoir), options=options).link("cubin")
+    return bytes(cubin.code)
+
+
+def _numba_types(kernel: Kernel) -> tuple[Any, ...]:
+    from nbmoe_kernels.device.ptx import NUMBA_TYPES, pointer_type
+
+    return tuple(
+        pointer_type(p.dtype) if p.is_pointer else NUMBA_TYPES[p.dtype] for p in kernel.params
+    )
+
+
+def _with_device_functions(fn: Callable[..., Any], seen: dict[Any, Any]) -> Any:
+    """A clone of ``fn`` in which every `device_function` it names is compiled and inlined."""
+    from numba import cuda
+
+    def replace(value: Any) -> Any:
+        if not getattr(value, "is_device_function", False):
+            return value
+        if value not in seen:
+            body = _with_device_functions(value, seen)
+            seen[value] = cuda.jit(device=True, inline="always")(body)
+        return seen[value]
+
+    names = fn.__globals__
+    used = {n: replace(names[n]) for n in fn.__code__.co_names if n in names}
+    cells = tuple(pytypes.CellType(replace(c.cell_contents)) for c in fn.__closure__ or ())
+    return pytypes.FunctionType(
+        fn.__code__, {**names, **used}, fn.__name__, fn.__defaults__, cells or None
+    )
+
+
+@functools.cache
+def _package_digest() -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+@functools.cache
+def _tool_versions() -> str:
+    found = []
+    for tool in _TOOLS:
+        try:
+            found.append(f"{tool}={importlib.metadata.version(tool)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{tool}=none")
+    return " ".join(found)
+
+
+def content_key(kernel: Kernel, cc: ComputeCapability) -> str:
+    """Hash of everything that reaches the machine code."""
+    digest = hashlib.sha256(_package_digest())
+    digest.update(f"{_tool_versions()} {cc} {kernel.threads} {kernel.min_blocks}".encode())
+    digest.update(repr(kernel.params).encode())
+    _digest_function(digest, kernel.py_func)
+    return digest.hexdigest()[:24]
+
+
+def _digest_function(digest: Any, fn: Callable[..., Any]) -> None:
+    digest.update(inspect.getsource(fn).encode())
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        value = cell.cell_contents
+        digest.update(name.encode())
+        if getattr(value, "is_device_function", False):
+            _digest_function(digest, value)
+        elif value in STUBS.values() if callable(value) else False:
+            op = value.op
+            digest.update(f"{op.name}{op.params}{op.result}{op.ptx}".encode())
+        elif isinstance(value, int | float | str | bool | tuple | np.generic | type | None):
+            digest.update(repr(value).encode())
+        else:
+            raise TypeError(f"{fn.__name__}: closure value {name} = {value!r} cannot be hashed")

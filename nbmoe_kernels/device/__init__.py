@@ -1,0 +1,1 @@
+"""The closed vocabulary of device ops, one file a mechanism."""

@@ -1,0 +1,154 @@
+"""Conversions between f32, bf16, f16, e4m3 and e2m1 bit patterns.
+
+Numbers narrower than f32 travel as bits in u32 registers. e2m1 and, before sm_89, e4m3 have no
+conversion instruction, so those are integer code, the same on every architecture.
+"""
+
+import numpy as np
+from numba import njit
+
+from nbmoe_kernels.device.math import add_rn, bits_f32, f32_bits, mul_rn
+from nbmoe_kernels.device.op import device_function, device_op
+
+
+@njit(inline="always")
+def _bf16_of_f32(x):
+    u = np.float32(x).view(np.uint32)
+    if (u & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+        return np.uint32(0x7FFF)
+    odd = np.uint32((u >> np.uint32(16)) & np.uint32(1))
+    return np.uint32(np.uint32(u + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@device_op("u32(f32 high, f32 low)", ptx="cvt.rn.bf16x2.f32 <ret>, <high>, <low>;")
+def bf16x2_of_f32(high, low):
+    """Two f32 to packed bf16, nearest even; a NaN becomes 0x7FFF."""
+    return np.uint32((_bf16_of_f32(high) << np.uint32(16)) | _bf16_of_f32(low))
+
+
+@njit(inline="always")
+def _max_bf16(a, b):
+    if (a & np.uint32(0x7FFF)) > np.uint32(0x7F80) or (b & np.uint32(0x7FFF)) > np.uint32(0x7F80):
+        return np.uint32(0x7FFF)
+    # Sign-magnitude bits become ordered integers.
+    x = np.int32(0x7FFF) - np.int32(a) if a & np.uint32(0x8000) else np.int32(a)
+    y = np.int32(0x7FFF) - np.int32(b) if b & np.uint32(0x8000) else np.int32(b)
+    return a if x >= y else b
+
+
+@device_op("u32(u32 a, u32 b)", ptx="max.NaN.bf16x2 <ret>, <a>, <b>;")
+def max_nan_bf16x2(a, b):
+    """Larger of each half; a NaN operand gives 0x7FFF."""
+    low = _max_bf16(np.uint32(a & np.uint32(0xFFFF)), np.uint32(b & np.uint32(0xFFFF)))
+    high = _max_bf16(np.uint32(a >> np.uint32(16)), np.uint32(b >> np.uint32(16)))
+    return np.uint32((high << np.uint32(16)) | low)
+
+
+@njit
+def f32_of_f16(h):
+    """Exact f32 value of f16 bits, for twins."""
+    sign = np.uint32((h & np.uint32(0x8000)) << np.uint32(16))
+    magnitude = np.uint32(h & np.uint32(0x7FFF))
+    if magnitude >= np.uint32(0x7C00):
+        bits = np.uint32(0x7F800000 | (magnitude & np.uint32(0x3FF)) << np.uint32(13))
+    else:
+        # The f16 fields read as an f32 are the value times 2^-112, subnormals included.
+        scaled = np.uint32(magnitude << np.uint32(13)).view(np.float32)
+        bits = np.float32(scaled * np.float32(2.0**112)).view(np.uint32)
+    return np.uint32(bits | sign).view(np.float32)
+
+
+@njit
+def f16_of_f32(x):
+    """f16 bits nearest to an f32, ties to even; a NaN becomes 0x7FFF. For twins."""
+    u = np.float32(x).view(np.uint32)
+    sign = np.uint32((u >> np.uint32(16)) & np.uint32(0x8000))
+    a = np.uint32(u & np.uint32(0x7FFFFFFF))
+    if a > np.uint32(0x7F800000):
+        return np.uint32(0x7FFF)
+    if a >= np.uint32(0x477FF000):
+        return np.uint32(sign | np.uint32(0x7C00))
+    if a < np.uint32(0x38800000):
+        # Adding 0.5 makes the f32 grid 2^-24, f16's subnormal step.
+        shifted = np.float32(np.uint32(a).view(np.float32) + np.float32(0.5))
+        return np.uint32(
+            sign | np.uint32(np.float32(shifted).view(np.uint32) - np.uint32(0x3F000000))
+        )
+    odd = np.uint32((a >> np.uint32(13)) & np.uint32(1))
+    rounded = np.uint32(a + np.uint32(0xFFF) + odd)
+    return np.uint32(sign | np.uint32(np.uint32(rounded - np.uint32(0x38000000)) >> np.uint32(13)))
+
+
+@njit(inline="always")
+def _mul_f16(a, b):
+    return f16_of_f32(f32_of_f16(a) * f32_of_f16(b))
+
+
+@device_op("u32(u32 a, u32 b)", ptx="mul.rn.f16x2 <ret>, <a>, <b>;")
+def mul_f16x2(a, b):
+    """Products of each f16 half, nearest even; a NaN is 0x7FFF.
+
+    The twin's f32 product of two 11-bit significands is exact, so it rounds once.
+    """
+    low = _mul_f16(np.uint32(a & np.uint32(0xFFFF)), np.uint32(b & np.uint32(0xFFFF)))
+    high = _mul_f16(np.uint32(a >> np.uint32(16)), np.uint32(b >> np.uint32(16)))
+    return np.uint32((high << np.uint32(16)) | low)
+
+
+@device_op("u32(u32 a, u32 b, u32 selector)", ptx="prmt.b32 <ret>, <a>, <b>, <selector>;")
+def permute_bytes(a, b, selector):
+    """Four bytes chosen from b:a; selector nibble i (0 to 7) names result byte i's source."""
+    result = np.uint32(0)
+    for i in range(4):
+        source = np.uint32((selector >> np.uint32(4 * i)) & np.uint32(7))
+        word = a if source < np.uint32(4) else b
+        byte = np.uint32(
+            (word >> np.uint32(np.uint32(8) * (source & np.uint32(3)))) & np.uint32(0xFF)
+        )
+        result = np.uint32(result | (byte << np.uint32(8 * i)))
+    return result
+
+
+_TWO_14, _TWO_120 = np.float32(2.0**14), np.float32(2.0**120)
+_NAN = np.uint32(0x7FFFFFFF)
+
+
+@device_function
+def e4m3_of_f32(x):
+    """e4m3 code of x >= 0 or NaN: nearest even, saturating at 448; a NaN gives 0x7F."""
+    bits = f32_bits(x)
+    if bits > np.uint32(0x7F800000):
+        return np.uint32(0x7F)
+    if bits < np.uint32(0x3C800000):
+        # Below 2^-6 the code counts multiples of 2^-9, the grid of f32 at 2^14.
+        return np.uint32(f32_bits(add_rn(x, _TWO_14)) - np.uint32(0x46800000))
+    odd = np.uint32((bits >> np.uint32(20)) & np.uint32(1))
+    code = np.uint32(
+        np.uint32(np.uint32(bits + np.uint32(0x7FFFF) + odd) >> np.uint32(20)) - np.uint32(960)
+    )
+    return code if code < np.uint32(0x7E) else np.uint32(0x7E)
+
+
+@device_function
+def f32_of_e4m3(code):
+    """Value of a non-negative e4m3 code (0 to 0x7F)."""
+    if code == np.uint32(0x7F):
+        return bits_f32(_NAN)
+    # The fields read as an f32 are the value times 2^-120, subnormals included.
+    return mul_rn(bits_f32(np.uint32(code << np.uint32(20))), _TWO_120)
+
+
+_F16_256 = np.uint32(0x5C005C00)
+
+
+@device_function
+def f16x2_of_e4m3(code):
+    """An e4m3 code's value as f16, in both halves; exact."""
+    magnitude = np.uint32(code & np.uint32(0x7F))
+    sign = np.uint32((code & np.uint32(0x80)) << np.uint32(8))
+    half = np.uint32(magnitude << np.uint32(7))
+    if magnitude == np.uint32(0x7F):
+        half = np.uint32(0x7FFF)
+    # The fields read as an f16 are the value times 2^-8, subnormals included.
+    half = np.uint32(half | sign)
+    return mul_f16x2(np.uint32(half | np.uint32(half << np.uint32(16))), _F16_256)
