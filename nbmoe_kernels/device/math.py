@@ -119,14 +119,14 @@ _ROUNDER_BITS = np.uint32(0x4B400000)
 _LN2_HIGH = np.float32(-0.693359375)
 _LN2_LOW = np.float32(2.12194440e-4)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-_COEFFICIENTS = tuple(np.float32(1.0 / d) for d in (720.0, 120.0, 24.0, 6.0, 2.0))
-_C6, _C5, _C4, _C3, _C2 = _COEFFICIENTS
+_COEFFICIENTS = tuple(np.float32(1.0 / d) for d in (5040.0, 720.0, 120.0, 24.0, 6.0, 2.0))
+_C7, _C6, _C5, _C4, _C3, _C2 = _COEFFICIENTS
 _LOW, _HIGH = np.float32(-88.0), np.float32(89.0)
 
 
 @device_function
 def exp_f32(x):
-    """exp(x) of the specification: Cody-Waite reduction and a degree-6 Taylor polynomial.
+    """exp(x) of the specification: Cody-Waite reduction and a degree-7 Taylor polynomial.
 
     Every step is one stated rounding, so the bits are the same everywhere. x is clamped to
     [-88, 89]; a NaN stays NaN because a clamp is a select on an ordered comparison.
@@ -138,7 +138,8 @@ def exp_f32(x):
     t = fma_rn(x, _LOG2_E, _ROUNDER)
     n = sub_rn(t, _ROUNDER)
     r = fma_rn(n, _LN2_LOW, fma_rn(n, _LN2_HIGH, x))
-    p = fma_rn(_C6, r, _C5)
+    p = fma_rn(_C7, r, _C6)
+    p = fma_rn(p, r, _C5)
     p = fma_rn(p, r, _C4)
     p = fma_rn(p, r, _C3)
     p = fma_rn(p, r, _C2)

@@ -63,6 +63,8 @@ def assemble(kernel: Kernel, cc: tuple[int, int], folder: Path) -> Report:
         stack_bytes=number(r"(\d+) bytes stack frame"),
         spill_bytes=number(r"(\d+) bytes spill"),
         # C75xx: instructions were serialised or ignored.
-        warnings=tuple(line for line in result.stderr.splitlines() if re.search(r"\bC75\d\d", line)),
+        warnings=tuple(
+            line for line in result.stderr.splitlines() if re.search(r"\bC75\d\d", line)
+        ),
         local_accesses=len(re.findall(r"\b(?:ld|st)\.local\b", ptx)),
     )

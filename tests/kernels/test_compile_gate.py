@@ -1,4 +1,4 @@
-"""Every kernel compiles and assembles for every architecture, without a GPU, spills or local memory."""
+"""Every kernel compiles and assembles for every architecture, without spills or local memory."""
 
 import numpy as np
 import pytest

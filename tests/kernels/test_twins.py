@@ -1,0 +1,277 @@
+"""Op twins against recorded tensor-core bytes, ml_dtypes, exact fractions and numpy."""
+
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import njit
+
+from nbmoe_kernels.device import convert, nvfp4, warp
+from nbmoe_kernels.device import math as device_math
+from nbmoe_kernels.device import mma as _mma_ops  # noqa: F401  declares the mma ops
+from nbmoe_kernels.device.op import TABLE
+
+VECTORS = Path(__file__).parent.parent / "golden" / "tensor_core"
+LANES = np.arange(32)
+G, T = LANES // 4, LANES % 4
+CANONICAL_NAN = np.uint32(0x7FFFFFFF)
+
+# numpy's scalar rules are not numba's; compiled twins are what both engines run.
+_mma = njit(error_model="numpy")(TABLE["mma_m16n8k16_f16"].twin)
+
+
+def compiled(stub):
+    return njit(error_model="numpy")(stub.op.twin)
+
+
+def mma_step(a, b, c):
+    """One mma on f16 bits a (16, 16), b (8, 16) and f32 bits c (16, 8), through its fragments."""
+
+    def words(matrix, row, k):
+        low, high = matrix[row, k].astype(np.uint32), matrix[row, k + 1].astype(np.uint32)
+        return low | high << 16
+
+    acc = np.empty((32, 4), np.float32)
+    places = [(G, 2 * T), (G, 2 * T + 1), (G + 8, 2 * T), (G + 8, 2 * T + 1)]
+    for j, place in enumerate(places):
+        acc[:, j] = c.view(np.float32)[place]
+    a_words = [words(a, G + 8 * (i % 2), 2 * T + 8 * (i // 2)) for i in range(4)]
+    _mma(acc, *a_words, words(b, G, 2 * T), words(b, G, 2 * T + 8))
+    d = np.empty((16, 8), np.float32)
+    for j, place in enumerate(places):
+        d[place] = acc[:, j]
+    return d.view(np.uint32)
+
+
+def test_mma_equals_recorded_random_tiles():
+    v = np.load(VECTORS / "random_f16.npz")
+    for a, b, c, d in zip(v["A"], v["B"], v["C"], v["D"], strict=True):
+        for rows in (slice(0, 16), slice(16, 32), slice(32, 48), slice(48, 64)):
+            np.testing.assert_array_equal(mma_step(a[rows], b, c[rows]), d[rows])
+
+
+def test_mma_equals_recorded_targeted_dots():
+    v = np.load(VECTORS / "targeted_f16.npz")
+    for first in range(0, len(v["a"]) - 8, 8):
+        dots = slice(first, first + 8)
+        a, c = np.zeros((16, 16), np.uint16), np.zeros((16, 8), np.uint32)
+        a[:8] = v["a"][dots]
+        c[np.arange(8), np.arange(8)] = v["c"][dots]
+        d = mma_step(a, v["b"][dots], c)
+        np.testing.assert_array_equal(d[np.arange(8), np.arange(8)], v["d"][dots])
+
+
+def test_mma_equals_recorded_chains():
+    v = np.load(VECTORS / "chain1024_f16.npz")
+    for a, b, c, d in zip(v["A"], v["B"], v["C"], v["D"], strict=True):
+        for k in range(0, 1024, 16):
+            c = mma_step(a[:, k : k + 16], b[:, k : k + 16], c)
+        np.testing.assert_array_equal(c, d)
+
+
+def some_floats(seed, n=20000):
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 2**32, n, dtype=np.uint64).astype(np.uint32)
+    special = np.array([0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FC00000, 1, 0x007FFFFF, 0x7F7FFFFF])
+    near = (rng.standard_normal(n) * np.exp2(rng.integers(-30, 30, n))).astype(np.float32)
+    return np.concatenate([bits, special.astype(np.uint32), near.view(np.uint32)]).view(np.float32)
+
+
+def assert_same_floats(got, want):
+    """Equal bits; every NaN is the canonical one."""
+    nan = np.isnan(want)
+    np.testing.assert_array_equal(got.view(np.uint32)[nan], CANONICAL_NAN)
+    np.testing.assert_array_equal(got.view(np.uint32)[~nan], want.view(np.uint32)[~nan])
+
+
+@pytest.mark.parametrize(
+    ("stub", "oracle"),
+    [
+        (device_math.add_rn, np.add),
+        (device_math.sub_rn, np.subtract),
+        (device_math.mul_rn, np.multiply),
+        (device_math.div_rn, np.divide),
+        (device_math.max_nan, np.maximum),
+        (device_math.min_num, np.fmin),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_arithmetic_equals_numpy(stub, oracle):
+    a, b = some_floats(1), some_floats(2)
+    b[::7] = a[::7]
+    twin = compiled(stub)
+    got = np.array([twin(x, y) for x, y in zip(a, b, strict=True)], np.float32)
+    with np.errstate(all="ignore"):
+        want = oracle(a, b)
+    if oracle in (np.maximum, np.fmin):
+        # numpy leaves the sign of a zero among equals open.
+        zeros = (want == 0) & (got == 0)
+        got[zeros] = want[zeros]
+    assert_same_floats(got, want)
+
+
+def test_zero_signs_of_min_and_max():
+    minus, plus = np.float32(-0.0), np.float32(0.0)
+    for a, b in ((minus, plus), (plus, minus)):
+        assert math.copysign(1, compiled(device_math.min_num)(a, b)) == -1
+        assert math.copysign(1, compiled(device_math.max_nan)(a, b)) == 1
+
+
+def round_fraction(x):
+    """The f32 nearest to a fraction, ties to even, by trying both neighbours."""
+    guess = np.float32(float(x))
+    around = [
+        np.nextafter(guess, np.float32(-np.inf)),
+        guess,
+        np.nextafter(guess, np.float32(np.inf)),
+    ]
+    best = min(around, key=lambda f: (abs(Fraction(float(f)) - x), int(f.view(np.uint32)) & 1))
+    return best
+
+
+def test_fma_rounds_once():
+    rng = np.random.default_rng(3)
+    twin = compiled(device_math.fma_rn)
+    for _ in range(3000):
+        a, b = (np.float32(rng.standard_normal()) for _ in range(2))
+        # Two roundings differ near half an ulp of the product and near its negative.
+        product = Fraction(float(a)) * Fraction(float(b))
+        scale = 2.0 ** int(rng.integers(-30, 3))
+        c = np.float32(-float(product) if rng.random() < 0.3 else float(product) * scale)
+        want = round_fraction(product + Fraction(float(c)))
+        assert np.float32(twin(a, b, c)).view(np.uint32) == want.view(np.uint32)
+
+
+def test_bf16_conversion_equals_ml_dtypes():
+    x = some_floats(4)
+    twin = compiled(convert.bf16x2_of_f32)
+    words = np.array([twin(high, low) for high, low in zip(x, x[::-1], strict=True)], np.uint32)
+    with np.errstate(all="ignore"):
+        want = x.astype(ml_dtypes.bfloat16).view(np.uint16)
+    want[np.isnan(x)] = 0x7FFF
+    np.testing.assert_array_equal(words >> 16, want)
+    np.testing.assert_array_equal(words & 0xFFFF, want[::-1])
+
+
+def test_f16_conversions_equal_numpy():
+    every = np.arange(65536, dtype=np.uint32)
+    exact = every.astype(np.uint16).view(np.float16).astype(np.float32)
+    got = np.array([convert.f32_of_f16(h) for h in every], np.float32)
+    finite = ~np.isnan(exact)
+    np.testing.assert_array_equal(got.view(np.uint32)[finite], exact.view(np.uint32)[finite])
+    with np.errstate(all="ignore"):
+        ties = (exact[:-1].astype(np.float64) + exact[1:]).astype(np.float32) / 2
+        x = np.concatenate([some_floats(5), exact, ties[np.isfinite(ties)]])
+        want = x.astype(np.float16).view(np.uint16)
+    want[np.isnan(x)] = 0x7FFF
+    np.testing.assert_array_equal([convert.f16_of_f32(np.float32(v)) for v in x], want)
+
+
+def test_f16_product_equals_numpy():
+    rng = np.random.default_rng(6)
+    a, b = rng.integers(0, 65536, (2, 40000)).astype(np.uint16)
+    twin = compiled(convert.mul_f16x2)
+    words = [(int(x) | int(y) << 16) for x, y in zip(a, b, strict=True)]
+    got = [twin(np.uint32(w), np.uint32(w >> 16 | (w & 0xFFFF) << 16)) for w in words]
+    with np.errstate(all="ignore"):
+        want = a.view(np.float16) * b.view(np.float16)
+    bits = np.where(np.isnan(want), 0x7FFF, want.view(np.uint16))
+    np.testing.assert_array_equal(np.array(got, np.uint32) & 0xFFFF, bits)
+    np.testing.assert_array_equal(np.array(got, np.uint32) >> 16, bits)
+
+
+def test_bf16_maximum_equals_numpy():
+    rng = np.random.default_rng(7)
+    a, b = rng.integers(0, 65536, (2, 40000)).astype(np.uint16)
+    twin = compiled(convert.max_nan_bf16x2)
+    got = np.array([twin(np.uint32(x), np.uint32(y)) for x, y in zip(a, b, strict=True)]) & 0xFFFF
+    fa, fb = (
+        a.view(ml_dtypes.bfloat16).astype(np.float32),
+        b.view(ml_dtypes.bfloat16).astype(np.float32),
+    )
+    with np.errstate(all="ignore"):
+        want = np.maximum(fa, fb).astype(ml_dtypes.bfloat16).view(np.uint16)
+    want[np.isnan(np.maximum(fa, fb))] = 0x7FFF
+    different = want != got
+    assert not different[(fa != 0) | (fb != 0)].any()
+
+
+def test_permute_bytes_by_hand():
+    twin = compiled(convert.permute_bytes)
+    a, b = np.uint32(0x33221100), np.uint32(0x77665544)
+    assert twin(a, b, np.uint32(0x3210)) == a
+    assert twin(a, b, np.uint32(0x7654)) == b
+    assert twin(a, b, np.uint32(0x0741)) == 0x00774411
+
+
+def test_e4m3_codes_equal_ml_dtypes():
+    x = np.abs(some_floats(8))
+    codes = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    x = np.concatenate([x, codes, (codes[1:] + codes[:-1]) / 2])
+    with np.errstate(all="ignore"):
+        x = np.concatenate([x, *(np.nextafter(x, np.float32(end)) for end in (np.inf, 0))])
+        want = np.minimum(x, np.float32(448)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    want[np.isnan(x)] = 0x7F
+    np.testing.assert_array_equal([convert.e4m3_of_f32(v) for v in x], want)
+    for code, value in enumerate(codes):
+        assert convert.f32_of_e4m3(np.uint32(code)) == value
+        assert (
+            convert.f16x2_of_e4m3(np.uint32(code))
+            == int(np.float16(value).view(np.uint16)) * 0x10001
+        )
+    assert np.isnan(convert.f32_of_e4m3(np.uint32(0x7F)))
+    assert convert.f16x2_of_e4m3(np.uint32(0x7F)) == 0x7FFF7FFF
+
+
+def test_e2m1_codes_equal_ml_dtypes():
+    grid = np.arange(0, 8, 0.125, dtype=np.float32)
+    x = np.concatenate([some_floats(9), grid, np.nextafter(grid, np.float32(9)), -grid])
+    x = x[~np.isnan(x)]
+    want = np.clip(x, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
+    np.testing.assert_array_equal([nvfp4.code_of_f32(v) for v in x], want)
+    assert nvfp4.code_of_f32(np.float32(np.nan)) == 7
+
+
+def test_decode_8_is_exact_and_grouped():
+    values = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    rng = np.random.default_rng(10)
+    for code in range(127):
+        scale = float(np.uint8(code).view(ml_dtypes.float8_e4m3fn))
+        nibbles = rng.permutation(16)[:8]
+        word = np.uint32(sum(int(n) << 4 * i for i, n in enumerate(nibbles)))
+        out = np.zeros(4, np.uint32)
+        nvfp4.decode_8(word, convert.f16x2_of_e4m3(np.uint32(code)), out, 0, 1)
+        halves = out.view(np.uint16).reshape(4, 2).view(np.float16).astype(np.float64)
+        for j in range(4):
+            assert halves[j, 0] == values[nibbles[j]] * scale * 2.0**-14
+            assert halves[j, 1] == values[nibbles[j + 4]] * scale * 2.0**-14
+
+
+def test_exp_is_within_an_ulp_and_monotone_at_the_ends():
+    x = np.concatenate([np.linspace(-88, 88.7, 20001), np.linspace(-1e-3, 1e-3, 101)])
+    x = x.astype(np.float32)
+    got = np.array([device_math.exp_f32(v) for v in x], np.float32)
+    want = np.exp(x.astype(np.float64))
+    ulp = np.spacing(want.astype(np.float32)).astype(np.float64)
+    assert np.max(np.abs(got - want) / ulp) <= 1.0
+    exp = device_math.exp_f32
+    with np.errstate(over="ignore"):
+        assert np.isinf(exp(np.float32(89))) and np.isinf(exp(np.float32(np.inf)))
+    assert exp(np.float32(-np.inf)) == exp(np.float32(-88)) < 1e-38
+    assert exp(np.float32(0)) == 1 and np.isnan(exp(np.float32(np.nan)))
+
+
+def test_warp_twins_by_definition():
+    value = np.random.default_rng(11).integers(0, 5, 32).astype(np.uint32)
+    np.testing.assert_array_equal(compiled(warp.shuffle_xor)(value, np.uint32(5)), value[LANES ^ 5])
+    shifted = compiled(warp.shuffle_up)(value, np.uint32(3))
+    np.testing.assert_array_equal(shifted, np.concatenate([value[:3], value[:-3]]))
+    source = np.random.default_rng(12).integers(0, 64, 32).astype(np.uint32)
+    np.testing.assert_array_equal(compiled(warp.shuffle_from)(value, source), value[source % 32])
+    masks = compiled(warp.match_any)(value)
+    for lane in LANES:
+        assert masks[lane] == sum(1 << int(o) for o in LANES if value[o] == value[lane])
+    assert compiled(warp.count_bits)(np.uint32(0xF00F0001)) == 9
