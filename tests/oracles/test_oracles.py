@@ -1,0 +1,121 @@
+"""P1: other projects' quantizers, run live, agree with the reference where they should.
+
+Needs the extra `oracles` (PyTorch and the quantizers, on a CPU). Where a library differs from the
+specification, the test says by how much.
+"""
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import oracle_inputs
+import pytest
+
+from nbmoe import codecs, layouts
+from nbmoe.formats import E2M1, E4M3
+from nbmoe.reference.quantize import quantize_nvfp4
+
+pytestmark = pytest.mark.oracles
+GOLDEN = Path(__file__).parents[1] / "golden" / "quantizers"
+FAMILIES = list(oracle_inputs.families(16))
+
+
+def third_party(package):
+    """The adapters, or a skip that says what to install."""
+    missing = [name for name in ("torch", package) if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} not installed: pip install nbmoe[oracles]")
+    return importlib.import_module("third_party")
+
+
+def nvfp4_differences(x, tensor_sf, packed, scales):
+    """Differing scale bytes, and differing nibbles other than +0 against -0."""
+    ours, our_scales = quantize_nvfp4(x, np.float32(tensor_sf))
+    codes, their_codes = codecs.unpack_nibbles(ours), codecs.unpack_nibbles(packed)
+    same = (codes == their_codes) | ((codes & 7 == 0) & (their_codes & 7 == 0))
+    return int((our_scales != scales).sum()), ~same
+
+
+@pytest.mark.parametrize("amax", [5.25, 84.0, None])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nvfp4_equals_transformer_engine(family, amax):
+    x = oracle_inputs.families(16)[family]
+    amax = np.float32(np.abs(x).max() if amax is None else amax)
+    packed, scales = third_party("transformer_engine").transformer_engine_nvfp4(x, amax)
+    wrong_scales, wrong = nvfp4_differences(x, np.float32(2688) / amax, packed, scales)
+    assert wrong_scales == 0
+    assert wrong[np.repeat(scales != 0, 16, axis=1)].sum() == 0
+
+
+@pytest.mark.parametrize("family", ["normal", "heavy tail", "ties"])
+def test_nvfp4_is_near_modelopt(family):
+    """modelopt divides by scale * tensor_scale: some elements next to a tie fall the other way."""
+    x = oracle_inputs.families(16)[family]
+    tensor_scale = np.float32(np.abs(x).max() / 2688)
+    packed, scales = third_party("modelopt").modelopt_nvfp4(x, tensor_scale)
+    wrong_scales, wrong = nvfp4_differences(x, 1 / tensor_scale, packed, scales)
+    assert wrong_scales == 0
+    assert wrong.mean() < 2e-3
+
+
+@pytest.mark.parametrize("family", ["normal", "heavy tail"])
+def test_nvfp4_is_near_torchao(family):
+    """torchao multiplies by (1 / tensor_scale) / scale: another rounding next to ties."""
+    x = oracle_inputs.families(16)[family]
+    tensor_scale = np.float32(np.abs(x).max() / 2688)
+    packed, scales = third_party("torchao").torchao_nvfp4(x, tensor_scale)
+    wrong_scales, wrong = nvfp4_differences(x, 1 / tensor_scale, packed, scales)
+    assert wrong_scales == 0
+    assert wrong.mean() < 5e-3
+
+
+@pytest.mark.parametrize("element", [E2M1, E4M3], ids=lambda e: e.name)
+@pytest.mark.parametrize("rule", ["rceil", "even", "floor"])
+def test_mx_equals_torchao(element, rule):
+    for x in oracle_inputs.families(32).values():
+        codes, scales = third_party("torchao").torchao_mx(x, element.name, rule)
+        check_mx(x, element, rule, codes, scales)
+
+
+def test_mxfp8_equals_modelopt():
+    for x in oracle_inputs.families(32).values():
+        codes, scales = third_party("modelopt").modelopt_mxfp8(x)
+        check_mx(x, E4M3, "rceil", codes, scales)
+
+
+def check_mx(x, element, rule, codes, scales):
+    blocks = x.reshape(len(x), -1, 32)
+    ours = codecs.encode_e8m0(np.abs(blocks).max(axis=-1), element, rule)
+    np.testing.assert_array_equal(ours, scales)
+    scaled = (blocks / codecs.decode_e8m0(ours)[..., None]).reshape(x.shape)
+    encoded = codecs.encode(scaled, element)
+    packed = codecs.pack_nibbles(encoded) if element is E2M1 else encoded
+    np.testing.assert_array_equal(packed, codes)
+
+
+@pytest.mark.parametrize("shape", oracle_inputs.SCALE_SHAPES)
+def test_scale_tiles_equal_torchao(shape):
+    scales = oracle_inputs.scale_matrix(*shape)
+    tiles = layouts.interleave_scales(scales)
+    np.testing.assert_array_equal(tiles.ravel(), third_party("torchao").torchao_blocked(scales))
+
+
+def test_even_scales_and_packing_equal_compressed_tensors():
+    theirs = third_party("compressed_tensors")
+    amax = oracle_inputs.block_maxima()
+    ours = codecs.encode_e8m0(amax, E2M1, "even")
+    np.testing.assert_array_equal(ours, theirs.compressed_tensors_even_scales(amax))
+    values = codecs.decode_e2m1(np.random.default_rng(0).integers(0, 16, (4, 64)).astype(np.uint8))
+    packed = codecs.pack_nibbles(codecs.encode_e2m1(values))
+    np.testing.assert_array_equal(packed, theirs.compressed_tensors_pack(values))
+
+
+@pytest.mark.parametrize("name", ["transformer_engine", "torchao_mx", "compressed_tensors"])
+def test_golden_files_are_what_the_libraries_make(name):
+    third_party("transformer_engine")
+    make_golden = importlib.import_module("make_golden")
+    made, stored = getattr(make_golden, name)(), np.load(GOLDEN / f"{name}.npz")
+    assert set(made) == set(stored.files)
+    for key in set(made) - {"maker"}:
+        np.testing.assert_array_equal(made[key], stored[key], err_msg=key)
