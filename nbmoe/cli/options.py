@@ -1,0 +1,31 @@
+"""Options that commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+BACKENDS = ("gpu", "emulate", "cudasim", "reference")
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Adds --backend."""
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="who runs the kernels (default: $NBMOE_BACKEND, else a usable GPU, else emulate)",
+    )
+
+
+def count(text: str) -> int:
+    """Parses a number that is not negative.
+
+    Raises:
+        argparse.ArgumentTypeError: It is something else.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected 0, 1, 2, …, got {text!r}")
+    return value

@@ -1,0 +1,61 @@
+"""What the documents say is so: the example runs, commands exist, links lead somewhere."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from nbmoe.cli import main
+
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(f"docs/{n}.md" for n in ("index", "checkpoints", "cli")),
+]
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_example_runs_as_pasted(root):
+    (example,) = blocks((root / "README.md").read_text(encoding="utf-8"), "python")
+    assert len([line for line in example.splitlines() if line]) <= 15
+    environment = {k: v for k, v in os.environ.items() if k != "NBMOE_BACKEND"}
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=root, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "token 0 goes to experts" in done.stdout
+
+
+def test_run_command_of_the_readme(root, tmp_path, monkeypatch, capsys):
+    text = (root / "README.md").read_text(encoding="utf-8")
+    (line,) = (line for line in text.splitlines() if line.startswith("python -m nbmoe run"))
+    arguments = shlex.split(line)[3:]
+    arguments[1] = str(root / arguments[1])
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments, "--backend", "reference"]) == 0
+    assert (tmp_path / "y.npy").is_file()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(root, page):
+    path = root / page
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+def test_documented_options_exist(root, capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    usage = capsys.readouterr().out
+    for option in re.findall(
+        r"`(--[a-z]+)", (root / "docs" / "cli.md").read_text(encoding="utf-8")
+    ):
+        assert option in usage
