@@ -1,0 +1,1 @@
+"""The fast engine: kernels compiled by Numba's CPU target, one fiber a CUDA thread."""

@@ -1,0 +1,1 @@
+"""The interpreted engine: kernels run as Python, one greenlet a CUDA thread."""
