@@ -1,0 +1,54 @@
+"""What an operation does between its checks and its kernel: operands, outputs, executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nbmoe import arrays, backend
+from nbmoe.arrays import Array, describe
+from nbmoe.backend import Backend
+from nbmoe.validate import Call, Elements
+from nbmoe_kernels.kernel import Executor
+
+_NO_ELEMENTS = np.empty(0, np.uint8)
+
+
+def executor(chosen: Backend, call: Call) -> Executor:
+    """The executor of the backend, for the GPU that holds the operands."""
+    devices = (a.device for a in (call.inputs | call.outputs).values())
+    return backend.executor(chosen.name, next((d for d in devices if d is not None), None))
+
+
+def flat(chosen: Backend, *operands: Array | None) -> tuple[Any, ...]:
+    """Operands as executors take them: flat numpy arrays on the host, addresses on a GPU.
+
+    None becomes an empty array or a null address: the kernel is told not to touch it.
+    """
+    if chosen.on_gpu:
+        return tuple(0 if a is None else a.pointer for a in operands)
+    return tuple(_NO_ELEMENTS if a is None else host_view(a).reshape(-1) for a in operands)
+
+
+def host_view(operand: Array) -> NDArray[Any]:
+    """A host operand, with uint16 read as what it holds: bfloat16 bits."""
+    assert operand.view is not None, "checked: the operand is on the host"
+    return operand.view.view(arrays.BFLOAT16) if operand.dtype == "uint16" else operand.view
+
+
+def allocate(call: Call, arg: str, shape: tuple[int, ...], elements: Elements) -> Array:
+    """An output of the same kind and place as the call's first operand."""
+    like = next(iter(call.inputs.values()))
+    return describe(call.api, arg, arrays.empty(like, shape, arrays.named_dtype(elements.storage)))
+
+
+def store(
+    output: Array, result: NDArray[Any], parts: Iterable[tuple[int, int]] | None = None
+) -> None:
+    """Copies a result of the reference into an output: all of it, or some ranges of axis 0."""
+    into = host_view(output).view(result.dtype)
+    for begin, end in ((0, len(result)),) if parts is None else parts:
+        into[begin:end] = result[begin:end]

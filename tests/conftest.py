@@ -1,0 +1,76 @@
+"""Hypothesis profiles, and the backends that a test runs its body on."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+from nbmoe import backend as backends
+from nbmoe.arrays import to_backend, to_numpy
+from nbmoe.reference import RoutingIndices
+
+# Kernels compile in the first example, so deadlines would only measure the compiler.
+SLOW_FIRST = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    max_examples=25,
+    print_blob=True,
+    suppress_health_check=SLOW_FIRST,
+)
+settings.register_profile(
+    "nightly", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=SLOW_FIRST
+)
+# The simulator interprets kernels: the same properties, on fewer examples.
+settings.register_profile("simulator", settings.get_profile("ci"), max_examples=2)
+DEFAULT_PROFILE = "simulator" if backends.simulator_enabled() else "ci"
+settings.load_profile(os.environ.get("NBMOE_HYPOTHESIS_PROFILE", DEFAULT_PROFILE))
+
+
+class Kernels:
+    """Calls operations on one backend with numpy in and numpy out."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def put(self, value: Any) -> Any:
+        """Moves arrays, and arrays in tuples, to the backend; leaves the rest."""
+        if isinstance(value, np.ndarray):
+            return to_backend(value, self.name)
+        if isinstance(value, tuple):
+            return tuple(self.put(v) for v in value)
+        return value
+
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs `op`, waits for it, and returns its results on the host."""
+        args = tuple(self.put(a) for a in args)
+        kwargs = {key: self.put(value) for key, value in kwargs.items()}
+        result = op(*args, backend=self.name, **kwargs)
+        if isinstance(result, RoutingIndices):
+            return RoutingIndices(*(to_numpy(r) for r in result))
+        return tuple(map(to_numpy, result)) if isinstance(result, tuple) else to_numpy(result)
+
+
+def kernel_backends() -> list[Any]:
+    """Backends that run kernels here; the simulator's process has only the simulator."""
+    if backends.simulator_enabled():
+        return ["cudasim"]
+    gpu = [pytest.param("gpu", marks=pytest.mark.gpu)] if backends.problem("gpu") is None else []
+    return ["emulate", *gpu]
+
+
+@pytest.fixture(params=kernel_backends())
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """The kernels on each backend that can run them here."""
+    return Kernels(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _no_backend_variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tests choose backends themselves."""
+    monkeypatch.delenv(backends.VARIABLE, raising=False)
+    yield
