@@ -77,9 +77,14 @@ def problem(name: str) -> Problem | None:
             "numba.cuda is not the simulator in this process",
             "set NUMBA_ENABLE_CUDASIM=1 before Python starts",
         )
-    if name != "reference" and importlib.util.find_spec("numba") is None:
+    if name != "reference" and not _has_numba():
         return Problem("numba is not installed", "pip install numba")
     return None
+
+
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
 
 
 def _gpu_problem() -> Problem | None:
@@ -107,13 +112,13 @@ def resolve(
         backend: Name, or None for `NBMOE_BACKEND` or else the automatic choice: with operands,
             where they live; without, "gpu" if one is usable. On the host, "cudasim" if
             `NUMBA_ENABLE_CUDASIM=1`, else "emulate".
-        arrays: Operands, which must live where the backend can reach them.
+        arrays: Operands; the place of the first one decides where nothing is named.
         api: Public function, for messages.
 
     Raises:
         ArgTypeError: `backend` is not a string.
         ConfigError: the name is unknown; the message says whether it came from the variable.
-        DeviceError: the backend cannot run here, or cannot reach an operand.
+        DeviceError: the backend cannot run here.
         UnsupportedError: the GPU is too old.
     """
     name, reason = _choice(api, backend)

@@ -69,6 +69,7 @@ def _query(driver: Any, ordinal: int) -> Gpu:
     return Gpu(ordinal, name.value.decode(), (capability[0], capability[1]))
 
 
+@functools.cache
 def missing_packages() -> str:
     """Names what the "gpu" backend needs and Python does not find, empty if all is there."""
     missing = [name for name in ("numba_cuda", "cuda") if importlib.util.find_spec(name) is None]

@@ -8,7 +8,7 @@ order of 0xFFFFFFFF (a slot that was routed nowhere) contributes nothing.
 Shapes: output (T, H) bf16, down (M, H) bf16, restore_token_order (T * top_k,) u32, weights
 (T, top_k) f32. H is a multiple of 8.
 
-Thread map: block (x, y) handles token y and columns [1024 x, 1024 x + 1024), 8 a thread. No thread
+Thread map: block (x, y) handles token x and columns [1024 y, 1024 y + 1024), 8 a thread. No thread
 shares anything with another.
 """
 
@@ -49,9 +49,9 @@ def make_moe_finalize() -> Kernel:
         name="moe_finalize",
     )
     def moe_finalize(output, down, restore_token_order, weights, top_k, num_words):
-        token = np.uint32(cuda.blockIdx.y)
-        thread = np.uint32(cuda.blockIdx.x) * np.uint32(THREADS) + np.uint32(cuda.threadIdx.x)
-        word = np.uint32(np.uint32(thread) * np.uint32(4))
+        token = np.uint32(cuda.blockIdx.x)
+        first = np.uint32(np.uint32(cuda.blockIdx.y) * np.uint32(THREADS))
+        word = np.uint32(np.uint32(first + np.uint32(cuda.threadIdx.x)) * np.uint32(4))
         if word < num_words:
             acc = cuda.local.array(8, np.float32)
             for i in unroll(range(8)):
@@ -96,7 +96,7 @@ def launch_moe_finalize(
     columns = THREADS * COLUMNS_PER_THREAD
     make_moe_finalize().launch(
         executor,
-        (-(-num_cols // columns), num_tokens, 1),
+        (num_tokens, -(-num_cols // columns), 1),
         output,
         down,
         restore_token_order,

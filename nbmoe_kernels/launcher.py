@@ -57,14 +57,17 @@ class GpuExecutor:
         self.device.set_current()
         capability = self.device.compute_capability
         self.cc = (capability.major, capability.minor)
+        self._several_devices = len(Device.get_all_devices()) > 1
         self._loaded: dict[Kernel, _LoadedKernel] = {}
         self._streams: dict[int, Any] = {}
 
     def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None:
         loaded = self._loaded.get(kernel)
         if loaded is None:
-            loaded = self._loaded[kernel] = self._load(kernel)
+            loaded = self._loaded[kernel] = self._load(kernel, self._stream(stream))
         handle = self._stream(stream)
+        if self._several_devices:
+            self.device.set_current()
         with loaded.lock:
             loaded.packer.pack_into(loaded.buffer, 0, *args)
             (error,) = self._driver.cuLaunchKernel(
@@ -81,10 +84,17 @@ class GpuExecutor:
         if error:
             raise RuntimeError(f"launch of {kernel.name} on grid {grid} failed: {error!r}")
 
-    def _load(self, kernel: Kernel) -> _LoadedKernel:
+    def _load(self, kernel: Kernel, stream: Any) -> _LoadedKernel:
         from cuda.core import ObjectCode
 
         driver = self._driver
+        _, capturing = driver.cuStreamIsCapturing(stream)
+        if capturing != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+            raise RuntimeError(
+                f"{kernel.name} is not loaded yet and the stream is being captured: run the call "
+                "once before the capture"
+            )
+        self.device.set_current()
         module = ObjectCode.from_cubin(compile_cubin(kernel, self.cc))
         function = module.get_kernel(entry_symbol(module.code))
         if kernel.shared_bytes > _DEFAULT_SHARED_BYTES:
@@ -100,7 +110,7 @@ class GpuExecutor:
         return _LoadedKernel(module, driver.CUfunction(int(function.handle)), kernel)
 
     def _stream(self, stream: Any) -> Any:
-        handle = 0
+        handle: Any = 0
         if stream is not None:
             handle = getattr(stream, "cuda_stream", None)
             if handle is None:

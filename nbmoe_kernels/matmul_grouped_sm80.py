@@ -10,12 +10,14 @@ Shapes: output (M, N) bf16; hidden (M, K/2) u8; weight (E, N, K/2) u8; a_scales 
 a_scale_offsets (S,) u32; expert_ids (S,) i32; expert_scales (E,) f32; a_row_scales (M,) bf16. K is
 a multiple of 16, N of 8.
 
-Thread map: block (x, y) handles columns [128 x, 128 x + 128) and rows [BLOCK_M i, BLOCK_M (i + 1))
-of the 128-row tile y / (128 / BLOCK_M), i = y % (128 / BLOCK_M); the tile's slot is found by
-bisection. A block without rows returns. Lane (g, t) of a warp stores columns 2t, 2t + 1 of rows g
+Thread map: blocks run over columns first: with X = ceil(N / 128), block b handles columns
+[128 x, 128 x + 128), x = b % X, and rows [BLOCK_M i, BLOCK_M (i + 1)) of the 128-row tile
+(b / X) / (128 / BLOCK_M), i = (b / X) % (128 / BLOCK_M); the tile's slot is found by bisection. A
+block without rows returns. Lane (g, t) of a warp stores columns 2t, 2t + 1 of rows g
 and g + 8 of each fragment as one 4-byte word.
 
-A slot with expert id -1 runs no stage and multiplies by 0, so its rows become 0.
+A slot with expert id -1 runs no stage and uses no row scale, so its rows become 0 whatever the
+scales hold.
 
 Synchronisation: the mainloop's; nothing after it.
 """
@@ -92,10 +94,13 @@ def make_matmul_grouped(config: MatmulConfig) -> Kernel:
         has_row_scales,
     ):
         smem = cuda.shared.array(0, np.uint32, alignment=16)
-        block_y = np.uint32(cuda.blockIdx.y)
-        tile = np.uint32(block_y // np.uint32(blocks_per_tile))
-        tile_row = np.uint32(np.uint32(block_y % np.uint32(blocks_per_tile)) * np.uint32(block_m))
-        first_column = np.uint32(np.uint32(cuda.blockIdx.x) * np.uint32(BLOCK_N))
+        block = np.uint32(cuda.blockIdx.x)
+        n_tiles = np.uint32(np.uint32(n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
+        row_block = np.uint32(block // n_tiles)
+        column_block = np.uint32(block % n_tiles)
+        tile = np.uint32(row_block // np.uint32(blocks_per_tile))
+        tile_row = np.uint32(np.uint32(row_block % np.uint32(blocks_per_tile)) * np.uint32(block_m))
+        first_column = np.uint32(column_block * np.uint32(BLOCK_N))
         slot, first_row, rows = locate_rows(
             expert_start, a_scale_offsets, num_active, tile, tile_row
         )
@@ -105,6 +110,7 @@ def make_matmul_grouped(config: MatmulConfig) -> Kernel:
             expert_scale = _ZERO
             if expert < np.int32(0):
                 num_stages = np.uint32(0)
+                has_row_scales = np.uint32(0)
                 expert = np.int32(0)
             else:
                 expert_scale = expert_scales[np.uint64(expert)]
@@ -186,7 +192,7 @@ def launch_matmul_grouped(
     """
     make_matmul_grouped(config).launch(
         executor,
-        (-(-n // BLOCK_N), num_tiles * (128 // config.block_m), 1),
+        (-(-n // BLOCK_N) * num_tiles * (128 // config.block_m), 1, 1),
         output,
         hidden,
         weight,

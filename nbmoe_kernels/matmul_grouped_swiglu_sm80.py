@@ -16,6 +16,9 @@ column c. Four fragment columns make a block of 16 z: the four lanes of a quad h
 maximum and join their codes by two butterfly shuffles, and lane t = 0 stores 8 bytes. A block's 128
 columns are 64 z, 4 scale columns: one scale word a row.
 
+A slot with expert id -1 runs no stage and uses no row scale and no input scale, so its z are 0
+whatever the scales hold.
+
 Padding: scale columns past D / 16 are 0. Scale rows from the slot's last row to its tile's end are
 written as 0 by the block that holds the last row. Other tiles are not written.
 
@@ -113,10 +116,13 @@ def make_matmul_grouped_swiglu(config: MatmulConfig, match_bf16: bool) -> Kernel
     ):
         smem = cuda.shared.array(0, np.uint32, alignment=16)
         thread = np.uint32(cuda.threadIdx.x)
-        block_y = np.uint32(cuda.blockIdx.y)
-        tile = np.uint32(block_y // np.uint32(blocks_per_tile))
-        tile_row = np.uint32(np.uint32(block_y % np.uint32(blocks_per_tile)) * np.uint32(block_m))
-        first_column = np.uint32(np.uint32(cuda.blockIdx.x) * np.uint32(BLOCK_N))
+        block = np.uint32(cuda.blockIdx.x)
+        n_tiles = np.uint32(np.uint32(n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
+        row_block = np.uint32(block // n_tiles)
+        column_block = np.uint32(block % n_tiles)
+        tile = np.uint32(row_block // np.uint32(blocks_per_tile))
+        tile_row = np.uint32(np.uint32(row_block % np.uint32(blocks_per_tile)) * np.uint32(block_m))
+        first_column = np.uint32(column_block * np.uint32(BLOCK_N))
         slot, first_row, rows = locate_rows(
             expert_start, a_scale_offsets, num_active, tile, tile_row
         )
@@ -124,11 +130,14 @@ def make_matmul_grouped_swiglu(config: MatmulConfig, match_bf16: bool) -> Kernel
             num_stages = stages_of(k)
             expert = expert_ids[np.uint64(slot)]
             expert_scale = _ZERO
+            tensor_scale = _ONE
             if expert < np.int32(0):
                 num_stages = np.uint32(0)
+                has_row_scales = np.uint32(0)
                 expert = np.int32(0)
             else:
                 expert_scale = expert_scales[np.uint64(expert)]
+                tensor_scale = c_input_scales[np.uint64(slot)]
             acc = cuda.local.array((fragments, 4), np.float32)
             for i in unroll(range(fragments)):
                 for j in unroll(range(4)):
@@ -150,7 +159,6 @@ def make_matmul_grouped_swiglu(config: MatmulConfig, match_bf16: bool) -> Kernel
                 k,
                 num_stages,
             )
-            tensor_scale = c_input_scales[np.uint64(slot)]
             inverse = div_rn(_ONE, tensor_scale)
             lane = np.uint32(thread & np.uint32(31))
             warp = np.uint32(thread >> np.uint32(5))
@@ -170,7 +178,7 @@ def make_matmul_grouped_swiglu(config: MatmulConfig, match_bf16: bool) -> Kernel
                     )
                 for group in unroll(range(scale_groups)):
                     block_in_tile = np.uint32(warp_block + np.uint32(group))
-                    block = np.uint32(first_block + block_in_tile)
+                    scale_block = np.uint32(first_block + block_in_tile)
                     amax = _ZERO
                     for c in unroll(range(4)):
                         i = (half // 2) * column_tiles + 4 * group + c
@@ -191,11 +199,11 @@ def make_matmul_grouped_swiglu(config: MatmulConfig, match_bf16: bool) -> Kernel
                             high = np.uint32(high | nibble)
                     low = quad_or(low)
                     high = quad_or(high)
-                    is_stored = row < rows and block < num_blocks
+                    is_stored = row < rows and scale_block < num_blocks
                     if is_stored and t == np.uint32(0):
                         at = np.uint64(np.uint32(first_row + row)) * np.uint64(
                             n >> np.uint32(4)
-                        ) + np.uint64(np.uint32(2) * block)
+                        ) + np.uint64(np.uint32(2) * scale_block)
                         store_v2(c_packed, at, low, high)
                     if t == np.uint32(0):
                         at_scale = np.uint32(
@@ -204,7 +212,7 @@ def make_matmul_grouped_swiglu(config: MatmulConfig, match_bf16: bool) -> Kernel
                         smem[at_scale] = code if is_stored else np.uint32(0)
             cuda.syncthreads()
             column_tiles_out = np.uint64(np.uint32(num_blocks + np.uint32(3)) >> np.uint32(2))
-            tile_at = (np.uint64(tile) * column_tiles_out + np.uint64(cuda.blockIdx.x)) * np.uint64(
+            tile_at = (np.uint64(tile) * column_tiles_out + np.uint64(column_block)) * np.uint64(
                 128
             )
             # The block with the slot's last row in this tile also clears the rows after it.
@@ -263,7 +271,7 @@ def launch_matmul_grouped_swiglu(
     """
     make_matmul_grouped_swiglu(config, match_bf16).launch(
         executor,
-        (-(-n // BLOCK_N), num_tiles * (128 // config.block_m), 1),
+        (-(-n // BLOCK_N) * num_tiles * (128 // config.block_m), 1, 1),
         c_packed,
         c_swiglu_scales,
         hidden,

@@ -250,14 +250,16 @@ class Call:
             ArgTypeError, ConfigError, UnsupportedError: as `nbmoe.backend.resolve`.
         """
         operands = self.inputs | self.outputs
+        places = tuple(operands.values())
+        # A backend that was asked for and cannot run is the first thing to know.
+        chosen = resolve(backend, api=self.api) if named(self.api, backend) else None
         check_reach(self.api, backend, operands)
         self._check_overlaps()
-        first = next(iter(operands.values()))
-        if first.kind.on_gpu:
-            self._stream = gpu_stream(self.api, stream, operands.values())
+        if places[0].kind.on_gpu:
+            self._stream = gpu_stream(self.api, stream, places)
         else:
             host_stream(self.api, stream)
-        chosen = resolve(backend, tuple(operands.values()), api=self.api)
+        chosen = chosen or resolve(None, places, api=self.api)
         if chosen.on_gpu and self.checks("metadata") and is_capturing(self._stream):
             rule = "no CUDA graph capture while elements are read"
             got = f"validate={self._validate!r} during a capture"

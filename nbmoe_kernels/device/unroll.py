@@ -124,7 +124,7 @@ class _MarkedLibrary:
     def llvm_strs(library: Any) -> list[str]:
         if library._llvm_strs is None:
             library._llvm_strs = [_distinct_loop_ids(str(m)) for m in library.modules]
-        return library._llvm_strs  # type: ignore[no-any-return]
+        return library._llvm_strs
 
 
 def register_unroll() -> None:

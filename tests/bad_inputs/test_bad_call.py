@@ -60,7 +60,9 @@ def test_gpu_that_is_not_there(
     """K5: the reason and the remedy are in the message, and nothing falls back."""
     trouble = backend.Problem("no NVIDIA driver", "use backend='emulate'")
     monkeypatch.setattr(backend, "problem", lambda name: trouble)
-    with pytest.raises(DeviceError, match=rf"{api}\(\): .*(no NVIDIA driver — use|to_numpy)"):
+    with pytest.raises(
+        DeviceError, match=rf"{api}\(\): .*no NVIDIA driver — use backend='emulate'"
+    ):
         getattr(ops, api)(**VALID[api](), backend="gpu")
     assert not recorder.launches
 

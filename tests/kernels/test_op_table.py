@@ -19,7 +19,8 @@ from nbmoe_kernels.device.op import (
 from nbmoe_kernels.kernel import kernel
 from tests.kernels.assemble import assemble
 
-OPS = sorted(name for name in TABLE)
+# Other tests declare ops of their own in the same process.
+OPS = sorted(n for n, op in TABLE.items() if op.twin.__module__.startswith("nbmoe_kernels."))
 
 
 @pytest.fixture
