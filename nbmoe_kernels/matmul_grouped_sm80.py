@@ -10,13 +10,10 @@ Shapes: output (M, N) bf16; hidden (M, K/2) u8; weight (E, N, K/2) u8; a_scales 
 a_scale_offsets (S,) u32; expert_ids (S,) i32; expert_scales (E,) f32; a_row_scales (M,) bf16. K is
 a multiple of 16, N of 8.
 
-Thread map: blocks run over columns first: with X = ceil(N / 128), block b handles columns
-[128 x, 128 x + 128), x = b % X, and rows [BLOCK_M i, BLOCK_M (i + 1)) of the 128-row tile
-(b / X) / (128 / BLOCK_M), i = (b / X) % (128 / BLOCK_M); the tile's slot is found by bisection. A
-block without rows returns. Lane (g, t) of a warp stores columns 2t, 2t + 1 of rows g
-and g + 8 of each fragment as one 4-byte word.
+Thread map: a block handles BLOCK_M rows of one slot and 128 columns (`make_multiply_tile`). Lane
+(g, t) of a warp stores columns 2t, 2t + 1 of rows g and g + 8 of each fragment as one 4-byte word.
 
-A slot with expert id -1 runs no stage and uses no row scale, so its rows become 0 whatever the
+A slot with expert id -1 has products of 0 and uses no row scale, so its rows become 0 whatever the
 scales hold.
 
 Synchronisation: the mainloop's; nothing after it.
@@ -36,10 +33,8 @@ from nbmoe_kernels.matmul_tile_sm80 import (
     BLOCK_N,
     PRODUCT_SCALE,
     MatmulConfig,
-    make_accumulate,
-    stages_of,
+    make_multiply_tile,
 )
-from nbmoe_kernels.search import locate_rows
 
 _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
@@ -62,11 +57,9 @@ def scaled(acc, expert_scale, row_scale):
 @functools.cache
 def make_matmul_grouped(config: MatmulConfig) -> Kernel:
     """The kernel for a tile shape."""
-    block_m = config.block_m
     row_tiles, column_tiles, warps_n = config.row_tiles, config.column_tiles, config.warps_n
     fragments = row_tiles * column_tiles
-    blocks_per_tile = 128 // block_m
-    accumulate = make_accumulate(config)
+    multiply_tile = make_multiply_tile(config)
 
     @kernel(
         "global u32* output, global u8* hidden, global u8* weight, global u8* a_scales, "
@@ -94,47 +87,27 @@ def make_matmul_grouped(config: MatmulConfig) -> Kernel:
         has_row_scales,
     ):
         smem = cuda.shared.array(0, np.uint32, alignment=16)
-        block = np.uint32(cuda.blockIdx.x)
-        n_tiles = np.uint32(np.uint32(n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
-        row_block = np.uint32(block // n_tiles)
-        column_block = np.uint32(block % n_tiles)
-        tile = np.uint32(row_block // np.uint32(blocks_per_tile))
-        tile_row = np.uint32(np.uint32(row_block % np.uint32(blocks_per_tile)) * np.uint32(block_m))
-        first_column = np.uint32(column_block * np.uint32(BLOCK_N))
-        slot, first_row, rows = locate_rows(
-            expert_start, a_scale_offsets, num_active, tile, tile_row
+        acc = cuda.local.array((fragments, 4), np.float32)
+        _, expert, _, _, first_row, rows, first_column = multiply_tile(
+            acc,
+            smem,
+            hidden,
+            weight,
+            a_scales,
+            b_scales,
+            expert_start,
+            a_scale_offsets,
+            expert_ids,
+            num_active,
+            n,
+            k,
         )
         if rows > np.uint32(0):
-            num_stages = stages_of(k)
-            expert = expert_ids[np.uint64(slot)]
             expert_scale = _ZERO
-            if expert < np.int32(0):
-                num_stages = np.uint32(0)
-                has_row_scales = np.uint32(0)
-                expert = np.int32(0)
-            else:
+            if expert >= np.int32(0):
                 expert_scale = expert_scales[np.uint64(expert)]
-            acc = cuda.local.array((fragments, 4), np.float32)
-            for i in unroll(range(fragments)):
-                for j in unroll(range(4)):
-                    acc[i, j] = _ZERO
-            accumulate(
-                acc,
-                smem,
-                hidden,
-                weight,
-                a_scales,
-                b_scales,
-                tile,
-                tile_row,
-                first_row,
-                rows,
-                expert,
-                first_column,
-                n,
-                k,
-                num_stages,
-            )
+            else:
+                has_row_scales = np.uint32(0)
             lane = np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(31))
             warp = np.uint32(np.uint32(cuda.threadIdx.x) >> np.uint32(5))
             g = np.uint32(lane >> np.uint32(2))

@@ -16,7 +16,7 @@ column c. Four fragment columns make a block of 16 z: the four lanes of a quad h
 maximum and join their codes by two butterfly shuffles, and lane t = 0 stores 8 bytes. A block's 128
 columns are 64 z, 4 scale columns: one scale word a row.
 
-A slot with expert id -1 runs no stage and uses no row scale and no input scale, so its z are 0
+A slot with expert id -1 has products of 0 and uses no row scale and no input scale, so its z are 0
 whatever the scales hold.
 
 Padding: scale columns past D / 16 are 0. Scale rows from the slot's last row to its tile's end are
@@ -41,8 +41,8 @@ from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.device.warp import shuffle_xor
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.matmul_grouped_sm80 import row_scale_of, scaled
-from nbmoe_kernels.matmul_tile_sm80 import BLOCK_N, MatmulConfig, make_accumulate, stages_of
-from nbmoe_kernels.search import TILE_ROWS, locate_rows
+from nbmoe_kernels.matmul_tile_sm80 import BLOCK_N, MatmulConfig, make_multiply_tile
+from nbmoe_kernels.search import TILE_ROWS
 
 _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
@@ -73,10 +73,9 @@ def make_matmul_grouped_swiglu(config: MatmulConfig, match_bf16: bool) -> Kernel
     block_m, threads = config.block_m, config.threads
     row_tiles, column_tiles, warps_n = config.row_tiles, config.column_tiles, config.warps_n
     fragments = row_tiles * column_tiles
-    blocks_per_tile = 128 // block_m
     scale_groups = column_tiles // 4
     scales_at = config.stages * config.stage_words
-    accumulate = make_accumulate(config)
+    multiply_tile = make_multiply_tile(config)
 
     @device_function
     def activated(gate, up):
@@ -116,49 +115,29 @@ def make_matmul_grouped_swiglu(config: MatmulConfig, match_bf16: bool) -> Kernel
     ):
         smem = cuda.shared.array(0, np.uint32, alignment=16)
         thread = np.uint32(cuda.threadIdx.x)
-        block = np.uint32(cuda.blockIdx.x)
-        n_tiles = np.uint32(np.uint32(n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
-        row_block = np.uint32(block // n_tiles)
-        column_block = np.uint32(block % n_tiles)
-        tile = np.uint32(row_block // np.uint32(blocks_per_tile))
-        tile_row = np.uint32(np.uint32(row_block % np.uint32(blocks_per_tile)) * np.uint32(block_m))
-        first_column = np.uint32(column_block * np.uint32(BLOCK_N))
-        slot, first_row, rows = locate_rows(
-            expert_start, a_scale_offsets, num_active, tile, tile_row
+        acc = cuda.local.array((fragments, 4), np.float32)
+        slot, expert, tile, tile_row, first_row, rows, first_column = multiply_tile(
+            acc,
+            smem,
+            hidden,
+            weight,
+            a_scales,
+            b_scales,
+            expert_start,
+            a_scale_offsets,
+            expert_ids,
+            num_active,
+            n,
+            k,
         )
         if rows > np.uint32(0):
-            num_stages = stages_of(k)
-            expert = expert_ids[np.uint64(slot)]
             expert_scale = _ZERO
             tensor_scale = _ONE
-            if expert < np.int32(0):
-                num_stages = np.uint32(0)
-                has_row_scales = np.uint32(0)
-                expert = np.int32(0)
-            else:
+            if expert >= np.int32(0):
                 expert_scale = expert_scales[np.uint64(expert)]
                 tensor_scale = c_input_scales[np.uint64(slot)]
-            acc = cuda.local.array((fragments, 4), np.float32)
-            for i in unroll(range(fragments)):
-                for j in unroll(range(4)):
-                    acc[i, j] = _ZERO
-            accumulate(
-                acc,
-                smem,
-                hidden,
-                weight,
-                a_scales,
-                b_scales,
-                tile,
-                tile_row,
-                first_row,
-                rows,
-                expert,
-                first_column,
-                n,
-                k,
-                num_stages,
-            )
+            else:
+                has_row_scales = np.uint32(0)
             inverse = div_rn(_ONE, tensor_scale)
             lane = np.uint32(thread & np.uint32(31))
             warp = np.uint32(thread >> np.uint32(5))
@@ -212,9 +191,9 @@ def make_matmul_grouped_swiglu(config: MatmulConfig, match_bf16: bool) -> Kernel
                         smem[at_scale] = code if is_stored else np.uint32(0)
             cuda.syncthreads()
             column_tiles_out = np.uint64(np.uint32(num_blocks + np.uint32(3)) >> np.uint32(2))
-            tile_at = (np.uint64(tile) * column_tiles_out + np.uint64(column_block)) * np.uint64(
-                128
-            )
+            tile_at = (
+                np.uint64(tile) * column_tiles_out + np.uint64(first_column >> np.uint32(7))
+            ) * np.uint64(128)
             # The block with the slot's last row in this tile also clears the rows after it.
             rows_here = np.uint32(block_m)
             if rows <= np.uint32(block_m):

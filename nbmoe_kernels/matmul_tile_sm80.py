@@ -31,6 +31,7 @@ and shows that everyone is done with the stage that is overwritten next.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -45,6 +46,7 @@ from nbmoe_kernels.device.memory import (
 from nbmoe_kernels.device.mma import mma_m16n8k16_f16
 from nbmoe_kernels.device.nvfp4 import decode_8
 from nbmoe_kernels.device.op import device_function, unroll
+from nbmoe_kernels.search import locate_rows
 
 BLOCK_N = 128
 K64 = 2
@@ -101,22 +103,18 @@ class MatmulConfig:
         )
 
 
-@device_function
-def stages_of(k):
-    """Stages that a walk over K takes."""
-    k_tiles = np.uint32(np.uint32(k + np.uint32(63)) >> np.uint32(6))
-    return np.uint32(np.uint32(k_tiles + np.uint32(K64 - 1)) // np.uint32(K64))
+def make_multiply_tile(config: MatmulConfig) -> Callable[..., Any]:
+    """The device function that finds the block's tile and computes its product.
 
-
-def make_accumulate(config: MatmulConfig) -> Callable[..., None]:
-    """The device function that adds a tile's whole product to ``acc``.
-
-    ``acc`` is a warp's fragments, 4 f32 each, [row_tiles][column_tiles][4].
+    It takes a warp's fragments ``acc``, (row_tiles * column_tiles, 4) f32, and the kernel's
+    operands, and returns what an epilogue needs to store them; see its docstring.
     """
     block_m, threads, stages = config.block_m, config.threads, config.stages
     row_tiles, column_tiles = config.row_tiles, config.column_tiles
     warps_n, copy_bytes = config.warps_n, config.copy_bytes
     warp_rows, warp_columns = 16 * row_tiles, 8 * column_tiles
+    fragments = row_tiles * column_tiles
+    blocks_per_tile = 128 // block_m
     copies_per_row = 32 // copy_bytes
     copy_words = copy_bytes // 4
     stage_words = config.stage_words
@@ -272,13 +270,13 @@ def make_accumulate(config: MatmulConfig) -> Callable[..., None]:
         first_column,
         n,
         k,
-        num_stages,
     ):
         """acc += the product of ``rows`` rows from ``first_row`` on, at ``tile_row`` of scale tile
         ``tile``, and the expert's weight rows from ``first_column`` on, over all of K."""
         row_bytes = np.uint32(k >> np.uint32(1))
         num_blocks = np.uint32(k >> np.uint32(4))
         k_tiles = np.uint32(np.uint32(k + np.uint32(63)) >> np.uint32(6))
+        num_stages = np.uint32(np.uint32(k_tiles + np.uint32(K64 - 1)) // np.uint32(K64))
         n_tiles = np.uint64(np.uint32(n + np.uint32(127)) >> np.uint32(7))
         columns = np.uint32(n - first_column)
         a_first = np.uint64(first_row) * np.uint64(row_bytes)
@@ -341,4 +339,62 @@ def make_accumulate(config: MatmulConfig) -> Callable[..., None]:
                     num_blocks,
                 )
 
-    return accumulate
+    @device_function
+    def multiply_tile(
+        acc,
+        smem,
+        hidden,
+        weight,
+        a_scales,
+        b_scales,
+        expert_start,
+        a_scale_offsets,
+        expert_ids,
+        num_active,
+        n,
+        k,
+    ):
+        """acc = the product of the block's tile.
+
+        Blocks run over columns first: with X = ceil(n / 128), block b has columns 128 (b % X) and
+        on, and rows BLOCK_M i and on of the 128-row tile (b / X) / (128 / BLOCK_M),
+        i = (b / X) % (128 / BLOCK_M). The tile's slot is found by bisection.
+
+        Returns:
+            slot, expert (-1 if masked: acc is 0), tile, tile_row (BLOCK_M i), first_row of the
+            block, rows from there to the slot's end (0: the block has nothing to do),
+            first_column.
+        """
+        block = np.uint32(cuda.blockIdx.x)
+        n_tiles = np.uint32(np.uint32(n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
+        row_block = np.uint32(block // n_tiles)
+        first_column = np.uint32(np.uint32(block % n_tiles) * np.uint32(BLOCK_N))
+        tile = np.uint32(row_block // np.uint32(blocks_per_tile))
+        tile_row = np.uint32(np.uint32(row_block % np.uint32(blocks_per_tile)) * np.uint32(block_m))
+        slot, first_row, rows = locate_rows(
+            expert_start, a_scale_offsets, num_active, tile, tile_row
+        )
+        expert = expert_ids[np.uint64(slot)]
+        for i in unroll(range(fragments)):
+            for j in unroll(range(4)):
+                acc[i, j] = np.float32(0.0)
+        if rows > np.uint32(0) and expert >= np.int32(0):
+            accumulate(
+                acc,
+                smem,
+                hidden,
+                weight,
+                a_scales,
+                b_scales,
+                tile,
+                tile_row,
+                first_row,
+                rows,
+                expert,
+                first_column,
+                n,
+                k,
+            )
+        return slot, expert, tile, tile_row, first_row, rows, first_column
+
+    return multiply_tile
