@@ -4,7 +4,8 @@ import functools
 
 import numpy as np
 
-from nbmoe_kernels.device.op import Timing, device_op, reads, writes
+from nbmoe_kernels.device.effects import reads, writes
+from nbmoe_kernels.device.op import Timing, device_op
 
 
 @device_op(

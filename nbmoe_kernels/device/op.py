@@ -23,7 +23,7 @@ the element that the address names. So the twin is memory safe and the PTX gets 
 Twins see the operands of all participating lanes. In THREAD scope that is one lane: scalars, tiles
 as 1-D arrays, pointers as ``array, index``. In WARP scope scalars are arrays of 32 (uniform ones
 stay scalars), tiles are ``(32, n)``, pointers are ``array, indices[32]``, and results are arrays of
-32 or ``(32, n)``.
+32 or ``(32, n)``; in WARPGROUP scope the same with 128.
 """
 
 import re
@@ -33,6 +33,8 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+
+from nbmoe_kernels.device.effects import Effect
 
 NUMPY_TYPES: dict[str, Any] = {
     "u8": np.uint8,
@@ -51,13 +53,20 @@ class Scope(IntEnum):
 
     THREAD = 1
     WARP = 32
+    WARPGROUP = 128
 
 
 class Timing(IntEnum):
-    """When the twin runs: at the call, or at any moment until the matching wait."""
+    """When the twin runs.
+
+    ``NOW``: at the call. ``ASYNC``: at any moment from the call until what completes it (its
+    group's wait, or the phase of an mbarrier that counts its bytes). ``WAIT``: the twin says
+    whether the thread may go on; until then the thread is blocked.
+    """
 
     NOW = 0
     ASYNC = 1
+    WAIT = 2
 
 
 @dataclass(frozen=True)
@@ -75,28 +84,6 @@ class Param:
         return self.kind in ("shared", "global")
 
 
-@dataclass(frozen=True)
-class Access:
-    """Bytes that an op reads or writes, starting at a pointer parameter.
-
-    ``nbytes`` is a number or the name of the scalar parameter that holds it.
-    """
-
-    param: str
-    nbytes: int | str
-    write: bool = False
-
-
-def reads(param: str, nbytes: int | str) -> Access:
-    """The op reads ``nbytes`` at pointer parameter ``param``."""
-    return Access(param, nbytes)
-
-
-def writes(param: str, nbytes: int | str) -> Access:
-    """The op writes ``nbytes`` at pointer parameter ``param``."""
-    return Access(param, nbytes, write=True)
-
-
 @dataclass(frozen=True, eq=False)
 class Op:
     """A declared device op; ``stub`` is the function that kernels call."""
@@ -109,7 +96,7 @@ class Op:
     twin: Callable[..., Any]
     timing: Timing
     group: str | None
-    effects: tuple[Access, ...] | None
+    effects: tuple[Effect, ...] | None
     min_cc: tuple[int, int]
 
     @property
@@ -154,7 +141,7 @@ def device_op(
     scope: Scope = Scope.THREAD,
     timing: Timing = Timing.NOW,
     group: str | None = None,
-    effects: tuple[Access, ...] | None = None,
+    effects: tuple[Effect, ...] | None = None,
     min_cc: tuple[int, int] = (8, 0),
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -165,10 +152,12 @@ def device_op(
         ptx: the instruction, with ``<name>`` for an operand (an address for a pointer) and
             ``<ret>`` for the result; tiles and tuples expand to ``{r0, r1, ...}``.
         scope: lanes that must call it together.
-        timing: ``ASYNC`` for copies that complete at their group's wait.
-        group: ``cp`` for a member of the thread's async-copy group, ``cp.commit`` closes a group,
-            ``cp.wait<n>`` waits until at most n groups are open.
-        effects: pointer accesses; ``None`` means none, ``()`` an ordering-only side effect.
+        timing: see `Timing`.
+        group: ``NAME`` for a member of the thread's (warpgroup's) open group of that name,
+            ``NAME.commit`` closes the group, ``NAME.wait<n>`` waits until at most n are open.
+            Names: ``cp`` (cp.async), ``bulk`` (bulk stores), ``wgmma``.
+        effects: see `nbmoe_kernels.device.effects`; ``None`` means none, ``()`` that the op only
+            orders.
         min_cc: first compute capability that has the instruction.
         name: table name, default the twin's.
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from nbmoe_kernels.device.op import Scope, Timing, device_function, device_op, reads, writes
+from nbmoe_kernels.device.effects import reads, writes
+from nbmoe_kernels.device.op import Scope, Timing, device_function, device_op
 
 
 @device_op("u32(u32 x, u32 n)", ptx="shf.l.wrap.b32 <ret>, <x>, <x>, <n>;", name="t_rotate")

@@ -6,6 +6,7 @@ from numba import config
 
 import nbmoe_kernels.catalog  # noqa: F401  declares every op that a kernel uses
 from nbmoe_kernels.device import memory
+from nbmoe_kernels.device.effects import reads
 from nbmoe_kernels.device.op import (
     NUMPY_TYPES,
     STUBS,
@@ -14,7 +15,6 @@ from nbmoe_kernels.device.op import (
     Scope,
     device_op,
     parse_params,
-    reads,
 )
 from nbmoe_kernels.kernel import kernel
 from tests.kernels.assemble import assemble
