@@ -1,6 +1,6 @@
 """Quantized mixture-of-experts layers in Python, on NVIDIA GPUs and without one.
 
-`nbmoe.ops` are the operations, `nbmoe.reference` is what they compute, in numpy. Importing this
+`nbmoe.nn` are the layers, `nbmoe.ops` the operations, `nbmoe.reference` what they compute, in numpy. Importing this
 package touches no GPU; backends load when they first run (`nbmoe.backend.explain`).
 """
 
@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from nbmoe import errors
 
 if TYPE_CHECKING:
-    from nbmoe import arrays, backend, codecs, formats, layouts, ops, reference
+    from nbmoe import (
+        arrays,
+        backend,
+        checkpoints,
+        codecs,
+        formats,
+        layouts,
+        nn,
+        ops,
+        reference,
+    )
     from nbmoe.ops import (
         RoutingIndices,
         grouped_matmul_block_scaled,
@@ -30,6 +40,7 @@ __all__ = [
     "__version__",
     "arrays",
     "backend",
+    "checkpoints",
     "codecs",
     "errors",
     "formats",
@@ -39,12 +50,25 @@ __all__ = [
     "layouts",
     "moe_create_indices",
     "moe_finalize",
+    "nn",
     "ops",
     "reference",
     "route",
 ]
 
-_MODULES = frozenset({"arrays", "backend", "codecs", "formats", "layouts", "ops", "reference"})
+_MODULES = frozenset(
+    {
+        "arrays",
+        "backend",
+        "checkpoints",
+        "codecs",
+        "formats",
+        "layouts",
+        "nn",
+        "ops",
+        "reference",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:
