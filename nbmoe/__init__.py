@@ -1,7 +1,8 @@
 """Quantized mixture-of-experts layers in Python, on NVIDIA GPUs and without one.
 
-`nbmoe.nn` are the layers, `nbmoe.ops` the operations, `nbmoe.reference` what they compute, in numpy. Importing this
-package touches no GPU; backends load when they first run (`nbmoe.backend.explain`).
+`nbmoe.nn` are the layers, `nbmoe.ops` the operations, `nbmoe.reference` is what they compute, in
+numpy. Importing this package touches no GPU; backends load when they first run
+(`nbmoe.backend.explain`).
 """
 
 from __future__ import annotations
