@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -51,17 +50,56 @@ class Kind(Enum):
         return self in (Kind.CUDA, Kind.TORCH)
 
 
-@dataclass(frozen=True)
-class Array:
+class Extent(NamedTuple):
+    """How an array lies in memory: sizes and steps without an address.
+
+    Attributes:
+        shape: Sizes [elements].
+        itemsize: Size of an element [bytes].
+        strides: Distance between neighbours along each axis [bytes].
+        nbytes: Bytes of all elements.
+        is_contiguous: Whether elements lie in C order without gaps; axes of one element do not
+            matter.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    strides: tuple[int, ...]
+    nbytes: int
+    is_contiguous: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def extent(shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None) -> Extent:
+    """Works out an array's extent; calls repeat with the same few.
+
+    Args:
+        shape: Sizes [elements].
+        itemsize: Size of an element [bytes].
+        strides: Distance between neighbours [bytes], None for C order.
+    """
+    c_strides, step = [], itemsize
+    for n in reversed(shape):
+        c_strides.append(step)
+        step *= n
+    c_strides.reverse()
+    if strides is None:
+        strides = tuple(c_strides)
+    in_order = len(strides) == len(shape) and all(
+        n == 1 or stride == c_stride
+        for n, stride, c_stride in zip(shape, strides, c_strides, strict=True)
+    )
+    return Extent(shape, itemsize, strides, step, step == 0 or in_order)
+
+
+class Array(NamedTuple):
     """What an operand is, without its data.
 
     Attributes:
         owner: The caller's object, which keeps the memory alive.
         kind: Who owns the memory.
-        shape: Sizes [elements].
         dtype: Name of the element type, for example "uint8" or "bfloat16".
-        itemsize: Size of an element [bytes].
-        strides: Distance between neighbours along each axis [bytes].
+        extent: Sizes and steps.
         pointer: Address of the first element.
         writeable: Whether outputs may be stored there.
         view: The memory as numpy, None for memory of a GPU.
@@ -71,10 +109,8 @@ class Array:
 
     owner: Any
     kind: Kind
-    shape: tuple[int, ...]
     dtype: str
-    itemsize: int
-    strides: tuple[int, ...]
+    extent: Extent
     pointer: int
     writeable: bool
     view: NDArray[Any] | None = None
@@ -82,38 +118,31 @@ class Array:
     stream: int | None = None
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
+    def shape(self) -> tuple[int, ...]:
+        """Sizes [elements]."""
+        return self.extent.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distance between neighbours along each axis [bytes]."""
+        return self.extent.strides
 
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return self.size * self.itemsize
+        return self.extent.nbytes
 
     @property
-    def is_contiguous(self) -> bool:
-        """Whether elements lie in C order without gaps; axes of one element do not matter."""
-        if self.size == 0:
-            return True
-        expected = self.itemsize
-        for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if n != 1 and stride != expected:
-                return False
-            expected *= n
-        return True
+    def size(self) -> int:
+        """Number of elements."""
+        return self.extent.nbytes // self.extent.itemsize
 
     def overlaps(self, other: Array) -> bool:
         """Whether two contiguous arrays share a byte."""
-        if self.kind.on_gpu != other.kind.on_gpu or not (self.nbytes and other.nbytes):
+        mine, theirs = self.extent.nbytes, other.extent.nbytes
+        if not (self.pointer < other.pointer + theirs and other.pointer < self.pointer + mine):
             return False
-        return (
-            self.pointer < other.pointer + other.nbytes
-            and other.pointer < self.pointer + self.nbytes
-        )
+        return bool(mine and theirs) and self.kind.on_gpu == other.kind.on_gpu
 
     def __str__(self) -> str:
         return f"{self.shape} {self.dtype}"
@@ -161,10 +190,8 @@ def _from_numpy(owner: Any, x: NDArray[Any], kind: Kind) -> Array:
     return Array(
         owner,
         kind,
-        x.shape,
         _dtype_name(x.dtype),
-        x.dtype.itemsize,
-        x.strides,
+        extent(x.shape, x.dtype.itemsize, x.strides),
         x.__array_interface__["data"][0],
         x.flags.writeable,
         x,
@@ -179,10 +206,8 @@ def _from_torch(api: str, arg: str, x: Any) -> Array:
     return Array(
         x,
         Kind.TORCH,
-        tuple(x.shape),
         str(x.dtype).removeprefix("torch."),
-        itemsize,
-        tuple(s * itemsize for s in x.stride()),
+        extent(tuple(x.shape), itemsize, tuple(s * itemsize for s in x.stride())),
         x.data_ptr(),
         writeable=True,
         device=x.device.index,
@@ -199,16 +224,13 @@ def _from_interface(api: str, arg: str, x: Any, interface: dict[str, Any]) -> Ar
         got = f"typestr {interface['typestr']!r}"
         raise DTypeError(message(api, arg, "a numpy element type", got)) from None
     strides = interface.get("strides")
-    if strides is None:
-        strides = _c_strides(shape, dtype.itemsize)
+    strides = None if strides is None else tuple(strides)
     pointer, read_only = interface["data"]
     array = Array(
         x,
         Kind.CUDA,
-        shape,
         _dtype_name(dtype),
-        dtype.itemsize,
-        tuple(strides),
+        extent(shape, dtype.itemsize, strides),
         pointer or 0,
         not read_only,
         device=_ordinal(x),
@@ -218,24 +240,17 @@ def _from_interface(api: str, arg: str, x: Any, interface: dict[str, Any]) -> Ar
     return array
 
 
-def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides, step = [], itemsize
-    for n in reversed(shape):
-        strides.append(step)
-        step *= n
-    return tuple(reversed(strides))
-
-
 def _check_interface(api: str, arg: str, array: Array, interface: dict[str, Any]) -> None:
     rule = "a consistent __cuda_array_interface__"
     held = getattr(array.owner, "nbytes", None)
-    if len(array.strides) != len(array.shape):
+    extent = array.extent
+    if len(extent.strides) != len(extent.shape):
         raise LayoutError(
             message(api, arg, rule, f"strides {array.strides} for shape {array.shape}")
         )
-    if array.nbytes and not array.pointer:
+    if not array.pointer and extent.nbytes:
         raise LayoutError(message(api, arg, rule, f"a null pointer for shape {array.shape}"))
-    if isinstance(held, int) and held < array.nbytes:
+    if isinstance(held, int) and held < extent.nbytes:
         got = f"{held} bytes for shape {array.shape} of {array.dtype}"
         raise LayoutError(message(api, arg, rule, got))
     if interface.get("mask") is not None:

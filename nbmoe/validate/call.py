@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import numbers
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
 from nbmoe import arrays
-from nbmoe.arrays import Array, describe
+from nbmoe.arrays import Array, Extent, describe
 from nbmoe.backend import Backend, check_reach, named, resolve
 from nbmoe.errors import (
     AliasError,
@@ -39,6 +39,18 @@ def _axes(symbols: str) -> tuple[int, ...]:
     calls = re.compile(r"\w+\([^()]*\)")
     return tuple(
         calls.sub("n", shape).strip("(,)").count(",") + 1 for shape in symbols.split(" or ")
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_acceptable(dtype: str, extent: Extent, elements: Elements, symbols: str) -> bool:
+    """Whether an operand passes every rule that its address has no part in; calls repeat."""
+    return (
+        dtype in elements.names
+        and len(extent.shape) in _axes(symbols)
+        and max(extent.shape) <= MAX_DIMENSION
+        and extent.nbytes <= MAX_BYTES
+        and extent.is_contiguous
     )
 
 
@@ -165,6 +177,16 @@ class Call:
         return out
 
     def _check_array(self, arg: str, x: Array, elements: Elements, shape: str) -> None:
+        if not _is_acceptable(x.dtype, x.extent, elements, shape):
+            self._refuse_array(arg, x, elements, shape)
+        if x.pointer % elements.align and x.extent.nbytes:
+            got = f"address {x.pointer:#x}"
+            hint = "copy it: slices may start anywhere"
+            raise LayoutError(
+                self.message(arg, f"memory aligned to {elements.align} bytes", got, hint)
+            )
+
+    def _refuse_array(self, arg: str, x: Array, elements: Elements, shape: str) -> NoReturn:
         if x.dtype not in elements.names:
             rule = f"{shape} {elements}"
             if x.dtype == "float16" and elements is BF16:
@@ -181,16 +203,9 @@ class Call:
         if x.nbytes > MAX_BYTES:
             rule = f"at most {MAX_BYTES} bytes"
             raise RangeError(self.message(arg, rule, f"shape {x.shape} of {x.dtype}"))
-        if not x.is_contiguous:
-            got = f"strides {x.strides} for shape {x.shape}"
-            hint = "copy it with numpy.ascontiguousarray(x) or x.contiguous()"
-            raise LayoutError(self.message(arg, "a C-contiguous array", got, hint))
-        if x.nbytes and x.pointer % elements.align:
-            got = f"address {x.pointer:#x}"
-            hint = "copy it: slices may start anywhere"
-            raise LayoutError(
-                self.message(arg, f"memory aligned to {elements.align} bytes", got, hint)
-            )
+        got = f"strides {x.strides} for shape {x.shape}"
+        hint = "copy it with numpy.ascontiguousarray(x) or x.contiguous()"
+        raise LayoutError(self.message(arg, "a C-contiguous array", got, hint))
 
     def shape(self, arg: str, expected: tuple[int | None, ...], rule: str, hint: str = "") -> None:
         """Refuses an input whose axes have other sizes; None means any.

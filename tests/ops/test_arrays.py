@@ -44,7 +44,7 @@ def of(x: Any) -> arrays.Array:
 def test_numpy() -> None:
     x = np.zeros((3, 4), BF16)
     a = of(x)
-    assert (a.kind, a.shape, a.dtype, a.itemsize) == (Kind.NUMPY, (3, 4), "bfloat16", 2)
+    assert (a.kind, a.shape, a.dtype, a.extent.itemsize) == (Kind.NUMPY, (3, 4), "bfloat16", 2)
     assert a.strides == (8, 2) and a.nbytes == 24 and a.view is x and a.writeable
     assert a.pointer == x.ctypes.data and a.device is None and not a.kind.on_gpu
 
@@ -65,7 +65,7 @@ def test_numpy() -> None:
 )
 def test_contiguity_is_numpys(make: Any, contiguous: bool) -> None:
     x = make(np.zeros((4, 6), np.int32))
-    assert of(x).is_contiguous is contiguous
+    assert of(x).extent.is_contiguous is contiguous
     assert x.flags.c_contiguous is contiguous
 
 
@@ -82,8 +82,8 @@ def test_overlap() -> None:
 def test_cuda_array_interface() -> None:
     a = of(FakeDeviceArray((2, 3), "<u2", device_id=3, stream=9))
     assert (a.kind, a.shape, a.dtype, a.device) == (Kind.CUDA, (2, 3), "uint16", 3)
-    assert a.strides == (6, 2) and a.is_contiguous and a.view is None and a.stream == 9
-    assert not of(FakeDeviceArray((2, 3), "<u2", strides=(12, 2))).is_contiguous
+    assert a.strides == (6, 2) and a.extent.is_contiguous and a.view is None and a.stream == 9
+    assert not of(FakeDeviceArray((2, 3), "<u2", strides=(12, 2))).extent.is_contiguous
 
 
 def test_owner_that_says_its_size() -> None:
@@ -109,8 +109,8 @@ def test_torch() -> None:
     x = np.zeros((3, 4), BF16)
     a = of(FakeTensor(x, "bfloat16"))
     assert (a.kind, a.shape, a.dtype, a.device) == (Kind.TORCH, (3, 4), "bfloat16", 1)
-    assert a.pointer == x.ctypes.data and a.strides == (8, 2) and a.is_contiguous
-    assert not of(FakeTensor(x[:, ::2], "bfloat16")).is_contiguous
+    assert a.pointer == x.ctypes.data and a.strides == (8, 2) and a.extent.is_contiguous
+    assert not of(FakeTensor(x[:, ::2], "bfloat16")).extent.is_contiguous
     with pytest.raises(ArgTypeError, match=r"a torch tensor on a GPU, got .* — pass x.numpy\(\)"):
         of(FakeTensor(x, "bfloat16", is_cuda=False))
 
