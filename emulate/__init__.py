@@ -12,6 +12,9 @@
 array([0., 2., 4., 6., 8.], dtype=float32)
 """
 
+from emulate.case import Case
+from emulate.checked.check import check
+from emulate.checked.marks import uninitialised
 from emulate.errors import (
     CollectiveDivergence,
     CompileError,
@@ -21,21 +24,30 @@ from emulate.errors import (
     KernelError,
     ResourceError,
     StackOverflow,
+    UnsupportedOp,
     UnsupportedPlatform,
 )
+from emulate.findings import Finding, FindingError, Site
 from emulate.front import launch
 from emulate.report import Report
 
 __all__ = [
+    "Case",
     "CollectiveDivergence",
     "CompileError",
     "Deadlock",
     "EarlyExit",
     "EmulationError",
+    "Finding",
+    "FindingError",
     "KernelError",
     "Report",
     "ResourceError",
+    "Site",
     "StackOverflow",
+    "UnsupportedOp",
     "UnsupportedPlatform",
+    "check",
     "launch",
+    "uninitialised",
 ]

@@ -56,7 +56,8 @@ def save(key: str, header: dict[str, Any], code: bytes) -> None:
 def environment() -> str:
     """What every key contains besides content: versions, the CPU, the compiler's own source."""
     here = Path(__file__).parent
-    sources = [*sorted((here / "fast").glob("*.py")), here / "rebind.py", here / "fingerprint.py"]
+    names = ("rebind.py", "fingerprint.py", "stock.py")
+    sources = [*sorted((here / "fast").glob("*.py")), *(here / name for name in names)]
     digest = hashlib.sha256()
     for source in [*sources, Path(op_table.__file__)]:
         digest.update(source.read_bytes())

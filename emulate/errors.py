@@ -13,6 +13,10 @@ class CompileError(EmulationError):
     """The fast engine cannot compile the kernel; the message is the compiler's."""
 
 
+class UnsupportedOp(EmulationError):
+    """The kernel uses an op, a function of `numba.cuda` or a case of one that the engine lacks."""
+
+
 class KernelError(EmulationError):
     """The kernel, or the twin of an op that it called, raised: an index out of bounds, say."""
 

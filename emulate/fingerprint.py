@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numba.core import types as nbtypes
 
+from nbmoe_kernels.device.effects import NamedBarrier
+
 
 class Unhashable(TypeError):
     """A function depends on a value whose content this module cannot read."""
@@ -30,10 +32,15 @@ def fingerprint(function: Any) -> str:
 
 def _describe(value: Any, seen: dict[int, int]) -> Iterator[str]:
     inner = getattr(value, "py_func", value)
-    if isinstance(inner, pytypes.FunctionType):
+    if isinstance(inner, pytypes.FunctionType) and _is_library_name(inner.__module__):
+        yield f"library {inner.__module__} {inner.__qualname__}"
+    elif isinstance(inner, pytypes.FunctionType):
         op = getattr(inner, "op", None)
         if op is not None:
             yield f"op {op.name} {op.scope} {op.params} {op.result} {op.timing} {op.group}"
+            yield f"{op.min_cc} {[type(effect).__name__ for effect in op.effects or ()]}"
+            # Of all effects only these reach machine code with their values.
+            yield str([effect for effect in op.effects or () if isinstance(effect, NamedBarrier)])
             inner = op.twin
         yield from _describe_function(inner, seen)
     elif isinstance(value, np.ndarray):
@@ -115,4 +122,8 @@ def _names(code: pytypes.CodeType) -> Iterator[str]:
 def is_library(module: pytypes.ModuleType) -> bool:
     """Whether a module belongs to Numba, NumPy or Python rather than to a kernel author."""
     # Their versions are part of every key, and their members are no kernel code.
-    return module.__name__.partition(".")[0] in ("numba", "numpy", "math", "operator")
+    return _is_library_name(module.__name__)
+
+
+def _is_library_name(name: str | None) -> bool:
+    return (name or "").partition(".")[0] in ("numba", "numpy", "math", "operator", "ctypes")

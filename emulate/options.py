@@ -7,6 +7,23 @@ MAX_THREADS = 1024
 """Threads of a block, on every GPU."""
 MAX_SHARED_BYTES = 227 * 1024
 """Shared memory of a CTA on Hopper, the largest of any GPU [bytes]."""
+SHARED_BYTES = {
+    (7, 0): 96 * 1024,
+    (7, 5): 64 * 1024,
+    (8, 0): 163 * 1024,
+    (8, 6): 99 * 1024,
+    (8, 7): 163 * 1024,
+    (8, 9): 99 * 1024,
+    (9, 0): MAX_SHARED_BYTES,
+    (10, 0): MAX_SHARED_BYTES,
+    (10, 3): MAX_SHARED_BYTES,
+    (12, 0): 99 * 1024,
+    (12, 1): 99 * 1024,
+}
+"""Shared memory that a CTA can have, by compute capability [bytes]; CUDA Programming Guide, table
+of technical specifications."""
+MAX_STATIC_BYTES = 48 * 1024
+"""Shared memory of static arrays, on every GPU; more has to be dynamic [bytes]."""
 MAX_RESIDENT_THREADS = 1 << 16
 """CUDA threads that are alive at one time; each has 64 KiB of address space."""
 WINDOW_THREADS = 1024
@@ -19,20 +36,25 @@ class Options:
 
     Attributes:
         boundscheck: indices of arrays are checked.
-        copies: when async copies land: at the call (``eager``) or at the wait (``lazy``).
+        copies: when async work completes: at the call (``eager``), as late as the program allows
+            (``lazy``) or at a time that the seed decides (``random``).
         seed: random order of threads; ``None`` is first in, first out.
         resident: CTAs that are alive at one time: a number, ``all``, or ``None`` for as many as
             the others wait for.
+        cc: compute capability whose limits apply.
     """
 
     boundscheck: bool = True
-    copies: Literal["eager", "lazy"] = "eager"
+    copies: Literal["eager", "lazy", "random"] = "eager"
     seed: int | None = None
     resident: int | Literal["all"] | None = None
+    cc: tuple[int, int] = (9, 0)
 
     def __post_init__(self) -> None:
-        if self.copies not in ("eager", "lazy"):
-            raise ValueError(f'copies: expected "eager" or "lazy", got {self.copies!r}')
+        if self.copies not in ("eager", "lazy", "random"):
+            raise ValueError(f'copies: expected "eager", "lazy" or "random", got {self.copies!r}')
+        if self.cc not in SHARED_BYTES:
+            raise ValueError(f"cc: expected one of {sorted(SHARED_BYTES)}, got {self.cc!r}")
         if self.resident is not None and self.resident != "all":
             if not isinstance(self.resident, int) or self.resident < 1:
                 raise ValueError(
@@ -118,3 +140,8 @@ def resident_blocks(options: Options, shape: Shape) -> tuple[int, int]:
             f"{MAX_RESIDENT_THREADS} threads at one time"
         )
     return wanted, wanted
+
+
+def shared_limit(cc: tuple[int, int]) -> int:
+    """Shared memory that a CTA can have [bytes]."""
+    return SHARED_BYTES[cc]

@@ -72,7 +72,7 @@ class Rebinder:
         replacement = self._replace(value)
         if replacement is not None:
             return replacement
-        helper = _helper_function(value)
+        helper = helper_function(value)
         if helper is None:
             return value
         if id(value) not in self._helpers:
@@ -96,7 +96,7 @@ class Rebinder:
         return proxy
 
 
-def _helper_function(value: Any) -> pytypes.FunctionType | None:
+def helper_function(value: Any) -> pytypes.FunctionType | None:
     """The function of a helper that is compiled together with its kernel, else None."""
     if type(value).__module__.startswith("numba.cuda") and hasattr(value, "py_func"):
         return plain_function(value)

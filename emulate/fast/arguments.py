@@ -25,10 +25,13 @@ def argument_types(args: tuple[Any, ...]) -> tuple[types.Type, ...]:
 
 def _argument_type(position: int, arg: Any) -> Any:
     try:
-        return typeof(arg)
+        kind = typeof(arg)
     except (ValueError, errors.NumbaError) as error:
-        kind = getattr(arg, "dtype", type(arg).__name__)
-        raise TypeError(f"argument {position}: Numba has no type for {kind}") from error
+        name = getattr(arg, "dtype", type(arg).__name__)
+        raise TypeError(f"argument {position}: Numba has no type for {name}") from error
+    # Machine code does not depend on who may write; `ReadOnlyArguments` watches.
+    frozen = isinstance(kind, types.Array) and not kind.mutable
+    return kind.copy(readonly=False) if frozen else kind
 
 
 def pack(args: tuple[Any, ...]) -> np.ndarray:

@@ -14,6 +14,8 @@ from llvmlite import ir
 from numba.core import cgutils, errors, types
 from numba.extending import intrinsic
 
+from emulate.fast.words import emit_call
+
 Combine = Callable[[Any, types.Type, ir.Value, ir.Value], ir.Value]
 """(builder, element type, old, operand) -> new."""
 
@@ -57,6 +59,7 @@ def _read_modify_write(combine: Combine, *, floats: bool) -> Any:
             pointer = _pointer(context, builder, signature, args)
             old = builder.load(pointer)
             builder.store(combine(builder, dtype, old, args[2]), pointer)
+            _emit_progress(builder)
             return old
 
         return dtype(array, kind, dtype), codegen
@@ -64,21 +67,46 @@ def _read_modify_write(combine: Combine, *, floats: bool) -> Any:
     return operation
 
 
+def _emit_cas(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
+    pointer = _pointer(context, builder, signature, args)
+    old = builder.load(pointer)
+    equal = builder.icmp_unsigned("==", old, args[2])
+    builder.store(builder.select(equal, args[3], old), pointer)
+    _emit_progress(builder)
+    return old
+
+
+def _emit_progress(builder: Any) -> None:
+    # A thread that waits for this one may be able to go on.
+    emit_call(builder, "emulate_progress", [], ir.VoidType())
+
+
 @intrinsic
 def _cas(typingctx, array, index, expected, value):
     kind = _index_type(array, index)
     dtype = array.dtype
 
-    def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, signature, args)
-        old = builder.load(pointer)
-        equal = builder.icmp_unsigned("==", old, args[2])
-        builder.store(builder.select(equal, args[3], old), pointer)
-        return old
-
     if not isinstance(dtype, types.Integer):
         raise errors.TypingError(f"atomic: not for arrays of {dtype}")
-    return dtype(array, kind, dtype, dtype), codegen
+    return dtype(array, kind, dtype, dtype), _emit_cas
+
+
+@intrinsic
+def _compare_and_swap(typingctx, array, expected, value):
+    """`_cas` of element 0 of a flat array."""
+    if not isinstance(array, types.Array) or array.ndim != 1:
+        raise errors.TypingError(f"atomic: expected a flat array, got {array}")
+    dtype = array.dtype
+    if not isinstance(dtype, types.Integer):
+        raise errors.TypingError(f"atomic: not for arrays of {dtype}")
+
+    def codegen(context, builder, signature, args):
+        inner = dtype(array, types.intp, dtype, dtype)
+        return _emit_cas(
+            context, builder, inner, [args[0], ir.Constant(ir.IntType(64), 0), *args[1:]]
+        )
+
+    return dtype(array, dtype, dtype), codegen
 
 
 def _add(builder: Any, dtype: types.Type, old: ir.Value, value: ir.Value) -> ir.Value:
@@ -92,6 +120,9 @@ def _sub(builder: Any, dtype: types.Type, old: ir.Value, value: ir.Value) -> ir.
 
 
 def _less(builder: Any, dtype: Any, a: ir.Value, b: ir.Value) -> ir.Value:
+    # An ordered comparison: beside a NaN nothing is stored, as Numba's own loops do it.
+    if isinstance(dtype, types.Float):
+        return builder.fcmp_ordered("<", a, b)
     return builder.icmp_signed("<", a, b) if dtype.signed else builder.icmp_unsigned("<", a, b)
 
 
@@ -101,6 +132,24 @@ def _min(builder: Any, dtype: types.Type, old: ir.Value, value: ir.Value) -> ir.
 
 def _max(builder: Any, dtype: types.Type, old: ir.Value, value: ir.Value) -> ir.Value:
     return builder.select(_less(builder, dtype, old, value), value, old)
+
+
+def _nan_min(builder: Any, dtype: types.Type, old: ir.Value, value: ir.Value) -> ir.Value:
+    return _without_nan(builder, dtype, old, value, _min(builder, dtype, old, value))
+
+
+def _nan_max(builder: Any, dtype: types.Type, old: ir.Value, value: ir.Value) -> ir.Value:
+    return _without_nan(builder, dtype, old, value, _max(builder, dtype, old, value))
+
+
+def _without_nan(
+    builder: Any, dtype: types.Type, old: ir.Value, value: ir.Value, best: ir.Value
+) -> ir.Value:
+    """A NaN in memory gives way to a number."""
+    if not isinstance(dtype, types.Float):
+        return best
+    old_is_nan = builder.fcmp_unordered("uno", old, old)
+    return builder.select(old_is_nan, value, best)
 
 
 def _inc(builder: Any, dtype: types.Type, old: ir.Value, value: ir.Value) -> ir.Value:
@@ -118,8 +167,10 @@ def _dec(builder: Any, dtype: types.Type, old: ir.Value, value: ir.Value) -> ir.
 _COMBINE: dict[str, tuple[Combine, bool]] = {
     "add": (_add, True),
     "sub": (_sub, True),
-    "min": (_min, False),
-    "max": (_max, False),
+    "min": (_min, True),
+    "max": (_max, True),
+    "nanmin": (_nan_min, True),
+    "nanmax": (_nan_max, True),
     "inc": (_inc, False),
     "dec": (_dec, False),
     "and_": (lambda builder, dtype, old, value: builder.and_(old, value), False),
@@ -134,5 +185,6 @@ def make_module() -> pytypes.ModuleType:
     module = pytypes.ModuleType("emulate.cuda.atomic")
     for name, (combine, floats) in _COMBINE.items():
         setattr(module, name, _read_modify_write(combine, floats=floats))
+    module.compare_and_swap = _compare_and_swap  # type: ignore[attr-defined]
     module.cas = _cas  # type: ignore[attr-defined]
     return module

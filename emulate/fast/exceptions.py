@@ -3,6 +3,8 @@
 import ctypes
 import pickle
 
+from emulate.errors import EmulationError, KernelError, UnsupportedOp
+
 
 def read_exception(address: int) -> str:
     """The text of an exception from Numba's description, a pickled (class, arguments, location)."""
@@ -14,3 +16,13 @@ def read_exception(address: int) -> str:
         name, filename, line = location
         text += f" at {filename}:{line} ({name})"
     return text
+
+
+def raised_error(address: int, where: str) -> EmulationError:
+    """The error of a launch in which compiled code raised.
+
+    A twin raises NotImplementedError for what it has no model of.
+    """
+    text = read_exception(address)
+    kind = UnsupportedOp if text.startswith("NotImplementedError") else KernelError
+    return kind(f"{text.removeprefix('NotImplementedError: ')}, in {where}")

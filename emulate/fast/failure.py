@@ -3,18 +3,24 @@
 from collections import defaultdict
 from typing import Any
 
+from emulate import stock
 from emulate.errors import (
     CollectiveDivergence,
     Deadlock,
     EarlyExit,
     EmulationError,
     KernelError,
+    ResourceError,
     StackOverflow,
+    UnsupportedOp,
 )
-from emulate.fast import ops
 from emulate.fast import records as rec
-from emulate.fast.exceptions import read_exception
+from emulate.fast.calls import op_number, shown_operands
+from emulate.fast.exceptions import raised_error
+from emulate.fast.stock import masked_function
 from emulate.text import ranges
+from nbmoe_kernels.device.effects import NamedBarrier
+from nbmoe_kernels.device.op import TABLE, Op, Timing
 
 
 def failure(status: int, function: Any, memory: Any) -> EmulationError:
@@ -26,18 +32,41 @@ def failure(status: int, function: Any, memory: Any) -> EmulationError:
     number = (int(memory.run[rec.RUN_ERROR_FIBER // 8]) - memory.fibers.base) // rec.STACK_BYTES
     where = f"{_thread(memory, number)} of {function.__name__}{_line(function, memory, number)}"
     if error == rec.ERROR_RAISED:
-        return KernelError(f"{read_exception(detail)}, in {where}")
+        return raised_error(detail, where)
     if error == rec.ERROR_DIVERGENT:
         return CollectiveDivergence(
-            f"{where} called {ops.op_name(detail)} while other lanes of its warp wait in "
-            f"{_other_op(memory, number)}"
+            f"{where} called {_op_name(detail)} while other lanes of its "
+            f"{'warp' if _lanes(detail) == rec.WARP_LANES else 'warpgroup'} wait in "
+            f"{_other_op(memory, number, _lanes(detail))}"
         )
     if error == rec.ERROR_EXITED:
         return EarlyExit(f"syncthreads in a block of which a thread has exited, seen by {where}")
-    if error == rec.ERROR_PARTIAL_WARP:
+    if error == rec.ERROR_PARTIAL_UNIT:
+        lanes = _lanes(detail)
+        unit = "warp" if lanes == rec.WARP_LANES else "warpgroup"
         return KernelError(
-            f"{ops.op_name(detail)} needs a whole warp; the block's {memory.shape.threads} threads "
-            f"are no multiple of {rec.WARP_LANES}, in {where}"
+            f"{_op_name(detail)} needs a whole {unit}; the block's {memory.shape.threads} threads "
+            f"are no multiple of {lanes}, in {where}"
+        )
+    if error == rec.ERROR_NAMED_ID:
+        return KernelError(f"named barrier {detail}: expected a number from 0 to 15, in {where}")
+    if error == rec.ERROR_NAMED_COUNT:
+        return KernelError(
+            f"named barrier: expected a positive multiple of {rec.WARP_LANES} threads, got "
+            f"{detail}, in {where}"
+        )
+    if error == rec.ERROR_NAMED_OTHER:
+        return KernelError(
+            f"named barrier {detail}: threads that wait there came with another count, in {where}"
+        )
+    if error == rec.ERROR_MASK:
+        index = memory.fibers.field(rec.FIBER_OPERANDS, number + 1)[number]
+        message = stock.mask_message(masked_function(int(index)), detail)
+        return UnsupportedOp(f"{message}, in {where}")
+    if error == rec.ERROR_GRID:
+        return ResourceError(
+            f"a grid barrier needs all {memory.shape.blocks} blocks alive at one time, and only "
+            f"{memory.blocks.shape[0]} can be, in {where}"
         )
     return StackOverflow(f"more than {rec.STACK_BYTES} bytes of stack, in {where}")
 
@@ -46,11 +75,10 @@ def _describe_deadlock(function: Any, memory: Any) -> str:
     shape = memory.shape
     count = int(memory.run[rec.RUN_USED // 8]) * shape.threads
     done = memory.fibers.field(rec.FIBER_DONE, count)
-    waits_in = memory.fibers.field(rec.FIBER_WAITS_IN, count)
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for number in range(count):
         if not done[number]:
-            what = _wait_name(int(waits_in[number])) + _line(function, memory, number)
+            what = _wait_name(memory, number) + _line(function, memory, number)
             groups[number // shape.threads, what].append(number % shape.threads)
     total = sum(len(ranks) for ranks in groups.values())
     lines = [f"{total} threads of {function.__name__} wait and none can run:"]
@@ -64,12 +92,43 @@ def _describe_deadlock(function: Any, memory: Any) -> str:
     return "\n".join(lines)
 
 
-def _wait_name(number: int) -> str:
-    if number == rec.WAIT_BARRIER:
-        return "syncthreads"
-    if number == rec.WAIT_RETRY:
-        return "nanosleep"
-    return ops.op_name(number)
+def _wait_name(memory: Any, number: int) -> str:
+    what = int(memory.fibers.field(rec.FIBER_WAITS_IN, number + 1)[number])
+    fixed = {
+        rec.WAIT_BARRIER: "syncthreads",
+        rec.WAIT_RETRY: "nanosleep",
+        rec.WAIT_GRID: "this_grid().sync()",
+    }
+    if what in fixed:
+        return fixed[what]
+    op = _find_op(what)
+    if op is None or (op.timing is not Timing.WAIT and not _is_barrier(op)):
+        return _op_name(what)
+    words = [
+        int(memory.fibers.field(rec.FIBER_OPERANDS + 8 * i, number + 1)[number])
+        for i in range(rec.OPERAND_WORDS)
+    ]
+    operands = zip(shown_operands(op), words, strict=False)
+    return f"{op.name}({', '.join(f'{name}={value}' for name, value in operands)})"
+
+
+def _is_barrier(op: Op) -> bool:
+    return any(isinstance(effect, NamedBarrier) for effect in op.effects or ())
+
+
+def _find_op(number: int) -> Op | None:
+    ops = (*TABLE.values(), *stock.ops())
+    return next((op for op in ops if op_number(op) == number), None)
+
+
+def _op_name(number: int) -> str:
+    op = _find_op(number)
+    return op.name if op else "an op"
+
+
+def _lanes(number: int) -> int:
+    op = _find_op(number)
+    return int(op.scope) if op else rec.WARP_LANES
 
 
 def _line(function: Any, memory: Any, number: int) -> str:
@@ -89,6 +148,7 @@ def _thread(memory: Any, number: int) -> str:
     return f"block {_block(memory, slot)} thread {index}"
 
 
-def _other_op(memory: Any, number: int) -> str:
+def _other_op(memory: Any, number: int, lanes: int) -> str:
     slot, rank = divmod(number, memory.shape.threads)
-    return ops.op_name(int(memory.warps[slot, rank // rec.WARP_LANES, rec.WARP_OP // 8]))
+    units = memory.warps if lanes == rec.WARP_LANES else memory.warpgroups
+    return _op_name(int(units.records[slot, rank // lanes, rec.UNIT_OP // 8]))

@@ -15,7 +15,8 @@ from emulate import cache
 from emulate.errors import CompileError
 from emulate.fast import ops, runtime, shim, twins
 from emulate.fast.arguments import emit_arguments
-from emulate.fast.build import Build, building
+from emulate.fast.build import Build, building, without_garbage_collection
+from emulate.fast.calls import call_of
 from emulate.fast.locate import KernelCompiler
 from emulate.fast.records import FIBER_RUN, RUN_ARGUMENTS
 from emulate.fast.units import (
@@ -29,6 +30,7 @@ from emulate.fast.words import emit_call as emit_c_call
 from emulate.fast.words import emit_fiber, emit_load
 from emulate.fingerprint import Unhashable, fingerprint
 from emulate.rebind import Rebinder
+from emulate.references import check_supported
 
 ENTRY = "emulate_kernel"
 
@@ -64,7 +66,7 @@ def compiled(
     kernel = known.get(variant)
     if kernel is not None:
         return kernel, True
-    with global_compiler_lock:
+    with global_compiler_lock, without_garbage_collection():
         runtime.install()
         try:
             key = cache.key("kernel", fingerprint(function), str(kinds), str(boundscheck))
@@ -98,6 +100,7 @@ def _compile(
     function: Any, kinds: tuple[types.Type, ...], boundscheck: bool
 ) -> tuple[ObjectCode, dict[str, Any]]:
     ops.register_ops()
+    check_supported(function, _cuda_module().knows, call_of)
     helper = njit(
         error_model="numpy",
         boundscheck=boundscheck,
@@ -106,7 +109,9 @@ def _compile(
         pipeline_class=KernelCompiler,
     )
     # Helpers are compiled anew with every kernel, so that their static arrays are the kernel's.
-    clone = Rebinder(helper, {"numba.cuda": _cuda_module()}).clone(function)
+    cuda = _cuda_module()
+    replace = functools.partial(shim.replacement, cuda)
+    clone = Rebinder(helper, {"numba.cuda": cuda}, replace).clone(function)
     with building(Build(boundscheck=boundscheck)) as build:
         assembler = Assembler(f"kernel {function.__name__}")
         body = assembler.compile(clone, kinds, types.none, boundscheck=boundscheck, located=True)

@@ -30,8 +30,16 @@ class LocatedCallConv(callconv.CPUCallConv):  # type: ignore[misc]
         super().return_user_exc(builder, exc, exc_args, loc, func_name or "kernel")
 
 
+VALUE_ATTRIBUTES: set[tuple[Any, str]] = set()
+"""Attributes of modules that are no constants."""
+
+
 class LocatedContext(cpu.CPUContext):  # type: ignore[misc]
     """The CPU target as one function's lowering sees it."""
+
+    @property
+    def nonconst_module_attrs(self) -> set[tuple[Any, str]]:
+        return VALUE_ATTRIBUTES
 
     @property
     def call_conv(self) -> LocatedCallConv:

@@ -6,20 +6,30 @@ from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
 
 from emulate import cache
-from emulate.fast import scheduler, switch
+from emulate.fast import collectives, copies, hub, switch
 from emulate.fast.units import Assembler, ObjectCode, load_or_compile
 
 _INT = types.int64
 _EXPORTS = {
-    "emulate_barrier": (scheduler.barrier, 2, _INT),
-    "emulate_meet": (scheduler.meet, 3, types.none),
-    "emulate_retry": (scheduler.retry_later, 1, types.none),
-    "emulate_leave": (scheduler.leave, 1, types.none),
-    "emulate_copy_record": (scheduler.copy_record, 1, _INT),
-    "emulate_copy_issue": (scheduler.copy_issue, 1, types.none),
-    "emulate_copy_commit": (scheduler.copy_commit, 0, types.none),
-    "emulate_copy_wait": (scheduler.copy_wait, 2, types.none),
-    "emulate_hub": (scheduler.hub, 1, _INT),
+    "emulate_barrier": (collectives.barrier, 2, _INT),
+    "emulate_named_barrier": (collectives.named_barrier, 5, types.none),
+    "emulate_grid_sync": (collectives.grid_sync, 1, types.none),
+    "emulate_partial_mask": (collectives.partial_mask, 3, types.none),
+    "emulate_meet": (collectives.meet, 4, types.none),
+    "emulate_product_record": (collectives.product_record, 2, _INT),
+    "emulate_product_issue": (collectives.product_issue, 3, types.none),
+    "emulate_product_commit": (collectives.product_commit, 3, types.none),
+    "emulate_product_wait": (collectives.product_wait, 4, types.none),
+    "emulate_retry": (hub.retry_later, 2, types.none),
+    "emulate_progress": (hub.happened, 0, types.none),
+    "emulate_leave": (hub.leave, 1, types.none),
+    "emulate_copy_record": (copies.copy_record, 2, _INT),
+    "emulate_copy_issue": (copies.copy_issue, 2, types.none),
+    "emulate_copy_commit": (copies.copy_commit, 1, types.none),
+    "emulate_copy_wait": (copies.copy_wait, 3, types.none),
+    "emulate_flight_record": (copies.flight_record, 1, _INT),
+    "emulate_flight_issue": (copies.flight_issue, 1, types.none),
+    "emulate_hub": (hub.hub, 1, _INT),
 }
 _addresses: dict[str, int] = {}
 

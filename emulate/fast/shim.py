@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numba import cuda as real_cuda
 from numba import njit
 from numba.core import types
 from numba.core.imputils import lower_constant, lower_getattr
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic, models, register_model, typeof_impl
 
-from emulate.fast import arrays, atomics
+from emulate.fast import arrays, atomics, stock
 from emulate.fast import records as rec
 from emulate.fast.locate import source_line
 from emulate.fast.words import I32, I64, emit_call, emit_fiber, emit_load, word
@@ -107,7 +108,8 @@ def nanosleep(typingctx, ns):
     """Let other threads run."""
 
     def codegen(context, builder, signature, args):
-        emit_call(builder, "emulate_retry", [word(source_line(builder))], ir.VoidType())
+        operands = [word(rec.WAIT_RETRY), word(source_line(builder))]
+        emit_call(builder, "emulate_retry", operands, ir.VoidType())
         return context.get_dummy_value()
 
     return types.void(types.uint32), codegen
@@ -186,8 +188,21 @@ def syncthreads_or(predicate):
 class CudaModule(pytypes.ModuleType):
     """The names of `numba.cuda` that kernels may use."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"cuda.{name} is not known to the fast engine")
+    def knows(self, name: str) -> bool:
+        """Whether there is a name, ``syncthreads`` or ``atomic.add``."""
+        if name in stock.VALUES:
+            return True
+        value: Any = self
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        return value is not None
+
+
+def replacement(cuda: CudaModule, value: Any) -> Any:
+    """What replaces a member of `numba.cuda` that a kernel imported by name, else None."""
+    real = vars(real_cuda)
+    names = (name for name in vars(cuda) if not name.startswith("_") and name in real)
+    return next((vars(cuda)[name] for name in names if real[name] is value), None)
 
 
 def make_module() -> CudaModule:
@@ -214,4 +229,5 @@ def make_module() -> CudaModule:
         "gridsize": gridsize,
     }
     cuda.__dict__.update(members)
+    cuda.__dict__.update(stock.members(cuda))
     return cuda

@@ -63,7 +63,7 @@ _AARCH64 = """
     ret
 """
 
-_ASSEMBLY = {"x86_64": _X86_64, "aarch64": _AARCH64}
+ASSEMBLY = {"x86_64": _X86_64, "aarch64": _AARCH64}
 _ALIASES = {"AMD64": "x86_64", "arm64": "aarch64"}
 MACHINE = _ALIASES.get(platform.machine(), platform.machine())
 
@@ -82,10 +82,10 @@ def check_platform() -> None:
     Raises:
         UnsupportedPlatform: on anything but x86-64 and aarch64 with the System V or AAPCS64 ABI.
     """
-    if MACHINE not in _ASSEMBLY or platform.system() == "Windows":
+    if MACHINE not in ASSEMBLY or platform.system() == "Windows":
         raise UnsupportedPlatform(
             f"the fast engine runs on Linux and macOS on x86-64 and aarch64, not on "
-            f'{platform.system()} {platform.machine()}: use engine="interpreted"'
+            f"{platform.system()} {platform.machine()}"
         )
 
 
@@ -98,7 +98,7 @@ def install() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
-    text = _ASSEMBLY[MACHINE].strip().replace("\n", r"\0A")
+    text = ASSEMBLY[MACHINE].strip().replace("\n", r"\0A")
     module = llvm.parse_assembly(
         f"define void @{SYMBOL}(i64 %save, i64 %to) naked noinline nounwind "
         f'{{ call void asm sideeffect "{text}", ""() unreachable }}'

@@ -1,8 +1,8 @@
 """The twins of ops as C functions, compiled once a machine.
 
-A warp op's function takes the address of an exchange and runs the twin for 32 lanes; a thread op's
-takes the address of a record. Both return 0, or the address of what the twin raised. The
-Python source of the adaptor between words and the twin's arguments is generated here.
+A warp or warpgroup op's function takes the address of an exchange and runs the twin for all lanes;
+a thread op's takes the address of a record. Both return 0, or the address of what the twin raised.
+The Python source of the adaptor between words and the twin's arguments is generated here.
 """
 
 import functools
@@ -13,14 +13,14 @@ from numba import njit
 from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
 
-from emulate import cache
+from emulate import cache, stock
 from emulate.fast import layout
-from emulate.fast.records import WARP_LANES
+from emulate.fast.build import without_garbage_collection
 from emulate.fast.units import Assembler, Function, ObjectCode, load_or_compile
-from emulate.fast.words import load, matrix_at, vector_at, word_as
+from emulate.fast.words import load, matrix_at, store, vector_at, word_as
 from emulate.fingerprint import Unhashable, fingerprint
 from emulate.rebind import Rebinder
-from nbmoe_kernels.device.op import TABLE, Op, Scope
+from nbmoe_kernels.device.op import TABLE, Op, Scope, Timing
 
 _UNSIGNED = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
@@ -59,7 +59,7 @@ def symbol(op: Op) -> str:
 
 def resolve(name: str) -> None:
     """Compile or load the function of an op, by its symbol."""
-    for op in TABLE.values():
+    for op in (*TABLE.values(), *stock.ops()):
         if name.startswith(f"{_PREFIX}{op.name}_") and name == symbol(op):
             ensure(op)
 
@@ -67,7 +67,7 @@ def resolve(name: str) -> None:
 @functools.cache
 def ensure(op: Op) -> int:
     """Compile or load an op's function; its address."""
-    with global_compiler_lock:
+    with global_compiler_lock, without_garbage_collection():
         (address,), _, _ = load_or_compile(_key(op), [symbol(op)], functools.partial(_compile, op))
     return address
 
@@ -83,6 +83,7 @@ def _key(op: Op) -> str:
 def _compile(op: Op) -> tuple[ObjectCode, dict[str, Any]]:
     scope: dict[str, Any] = {
         "load": load,
+        "store": store,
         "vector_at": vector_at,
         "matrix_at": matrix_at,
         "word_as": word_as,
@@ -100,31 +101,32 @@ def _compile(op: Op) -> tuple[ObjectCode, dict[str, Any]]:
 
 
 def _source(op: Op) -> Iterator[str]:
-    return _warp_source(op) if op.scope is Scope.WARP else _thread_source(op)
+    return _thread_source(op) if op.scope is Scope.THREAD else _unit_source(op)
 
 
-def _warp_source(op: Op) -> Iterator[str]:
+def _unit_source(op: Op) -> Iterator[str]:
     place = layout.exchange(op)
+    lanes = int(op.scope)
     yield "def run(x):"
     args = []
     for field in place.fields:
         param = field.param
         if param.kind == "tile":
-            args.append(
-                f"matrix_at(x + {field.offset}, {WARP_LANES}, {param.length}, {param.dtype})"
-            )
+            args.append(f"matrix_at(x + {field.offset}, {lanes}, {param.length}, {param.dtype})")
         elif param.is_pointer:
-            yield f"    {param.name} = vector_at(x + {field.part(0)}, {WARP_LANES}, i64)"
-            yield from _check_equal(param.name, f"op {op.name}: lanes name different {param.name}")
+            yield f"    {param.name} = vector_at(x + {field.part(0)}, {lanes}, i64)"
+            yield from _check_equal(
+                param.name, f"op {op.name}: lanes name different {param.name}", lanes
+            )
             args.append(f"vector_at({param.name}[0], load(x + {field.part(1)}), {param.dtype})")
-            args.append(f"vector_at(x + {field.part(2)}, {WARP_LANES}, i64)")
+            args.append(f"vector_at(x + {field.part(2)}, {lanes}, i64)")
         else:
-            row = f"vector_at(x + {field.offset}, {WARP_LANES}, {param.dtype})"
+            row = f"vector_at(x + {field.offset}, {lanes}, {param.dtype})"
             if param.uniform:
                 bits = _UNSIGNED[layout.itemsize(param.dtype)]  # a NaN equals itself
-                yield f"    {param.name} = vector_at(x + {field.offset}, {WARP_LANES}, {bits})"
+                yield f"    {param.name} = vector_at(x + {field.offset}, {lanes}, {bits})"
                 yield from _check_equal(
-                    param.name, f"op {op.name}: {param.name} differs between lanes"
+                    param.name, f"op {op.name}: {param.name} differs between lanes", lanes
                 )
                 row += "[0]"
             args.append(row)
@@ -135,18 +137,18 @@ def _warp_source(op: Op) -> Iterator[str]:
     dtype, count = op.result
     yield f"    values = {call}"
     if count:
-        yield f"    out = matrix_at(x + {place.result}, {WARP_LANES}, {count}, {dtype})"
-        yield f"    for lane in range({WARP_LANES}):"
+        yield f"    out = matrix_at(x + {place.result}, {lanes}, {count}, {dtype})"
+        yield f"    for lane in range({lanes}):"
         yield f"        for i in range({count}):"
         yield f"            out[lane, i] = {dtype}(values[lane, i])"
     else:
-        yield f"    out = vector_at(x + {place.result}, {WARP_LANES}, {dtype})"
-        yield f"    for lane in range({WARP_LANES}):"
+        yield f"    out = vector_at(x + {place.result}, {lanes}, {dtype})"
+        yield f"    for lane in range({lanes}):"
         yield f"        out[lane] = {dtype}(values[lane])"
 
 
-def _check_equal(row: str, message: str) -> Iterator[str]:
-    yield f"    for lane in range(1, {WARP_LANES}):"
+def _check_equal(row: str, message: str, lanes: int) -> Iterator[str]:
+    yield f"    for lane in range(1, {lanes}):"
     yield f"        if {row}[lane] != {row}[0]:"
     yield f"            raise ValueError({message!r})"
 
@@ -165,6 +167,9 @@ def _thread_source(op: Op) -> Iterator[str]:
         else:
             args.append(f"word_as(load({at}), {param.dtype})")
     call = f"twin({', '.join(args)})"
+    if op.timing is Timing.WAIT:
+        yield f"    store(q, i64(1) if {call} else i64(0))"
+        return
     if op.result is None:
         yield f"    {call}"
         return

@@ -102,6 +102,18 @@ def fill(typingctx, address, byte, count):
 
 
 @intrinsic
+def move(typingctx, target, source, count):
+    """Copy ``count`` bytes between places that do not overlap."""
+
+    def codegen(context, builder, signature, args):
+        to = builder.inttoptr(args[0], I8.as_pointer())
+        cgutils.raw_memcpy(builder, to, builder.inttoptr(args[1], I8.as_pointer()), args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def current_fiber(typingctx):
     """The address of the running fiber's record."""
 

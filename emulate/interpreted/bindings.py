@@ -4,6 +4,9 @@ The twin runs compiled, as the same machine code as in the fast engine: a call w
 to the op's record, or to the lane's row of its exchange (`emulate.fast.layout`), calls the twin's C
 function and reads the result. The Python source of a call is generated from the op's signature: a
 loop over operands would take longer than the twin.
+
+Async products of a unit (``wgmma``) run when they are issued. What the program may not do before
+their wait is the checked engine's business.
 """
 
 import ctypes
@@ -14,50 +17,132 @@ from typing import Any
 
 import numpy as np
 
-from emulate.errors import CollectiveDivergence, KernelError
+from emulate.errors import KernelError
 from emulate.fast import layout, twins
 from emulate.fast.exceptions import read_exception
 from emulate.interpreted import operands
-from emulate.interpreted.machine import WARP_LANES, Thread, machine
-from nbmoe_kernels.device.op import Op, Scope, Timing
+from emulate.interpreted.block import Thread, Unit
+from emulate.interpreted.machine import machine
+from nbmoe_kernels.device.effects import NamedBarrier
+from nbmoe_kernels.device.op import NUMPY_TYPES, Op, Scope, Timing
 
-_WAIT = re.compile(r"cp\.wait(\d+)")
+_WAIT = re.compile(r"(\w+)\.wait(\d+)")
+_LAZY_GROUP = "cp"
+"""Copies of this group land at the wait that covers them: there are too many to schedule each."""
 
 
 @functools.cache
 def bind(op: Op) -> Callable[..., Any]:
     """What interpreted kernels call for an op."""
-    if op.scope is Scope.WARP:
-        return _call_warp_op(op)
+    closes = group_action(op)
+    if closes is not None:
+        return closes
+    if op.scope is not Scope.THREAD:
+        return _call_unit_op(op)
+    if op.timing is Timing.WAIT:
+        return _call_wait(op)
+    barrier = next((e for e in op.effects or () if isinstance(e, NamedBarrier)), None)
+    if barrier is not None:
+        return _call_barrier(op, barrier)
+    if op.name == "nanosleep":
+        return lambda nanoseconds: machine().sleep()
+    call = _call_thread_op(op)
+    return call if op.timing is Timing.NOW else _call_copy(op, call)
+
+
+def group_action(op: Op) -> Callable[[], None] | None:
+    """What commits or waits for groups of async work, else None."""
+    name, _, action = (op.group or "").partition(".")
+    if not action:
+        return None
     wait = _WAIT.fullmatch(op.group or "")
     if wait:
-        return lambda: _wait(machine().current, int(wait[1]))
-    if op.group == "cp.commit":
-        return lambda: _commit(machine().current)
-    call = _call_thread_op(op)
-    if op.timing is Timing.NOW:
-        return call
-    if op.group != "cp":
-        raise KernelError(f"{op.name}: the interpreted engine knows async ops of group cp only")
+        pending = int(wait[2])
+
+        def complete() -> None:
+            machine().pause()
+            machine().current.wait_groups(name, pending)
+
+        return complete
+    if action == "commit":
+        return lambda: machine().current.commit(name)
+    raise KernelError(f"{op.name}: the interpreted engine does not know group {op.group!r}")
+
+
+def _call_wait(op: Op) -> Callable[..., Any]:
+    casts = [NUMPY_TYPES[p.dtype] for p in op.params if p.kind == "scalar"]
+    pointers = sum(p.is_pointer for p in op.params)
+    if pointers != 1 or not op.params[0].is_pointer:
+        raise KernelError(f"{op.name}: a waiting op has one pointer, its first parameter")
+    twin = op.twin
+
+    def wait(array: Any, index: Any, *values: Any) -> None:
+        data = operands.data_of(array)
+        at = operands.checked_index(op, data, index)
+        given = [cast(operands.wrapped(v)) for cast, v in zip(casts, values, strict=True)]
+        machine().poll(lambda: twin(data, at, *given), op.name)
+
+    return wait
+
+
+def _call_barrier(op: Op, effect: NamedBarrier) -> Callable[..., Any]:
+    names = op.arguments
+
+    def value(of: Any, args: tuple[Any, ...]) -> int:
+        return int(args[names.index(of)]) if isinstance(of, str) else int(of)
+
+    def meet(*args: Any) -> None:
+        number, count = value(effect.barrier, args), value(effect.count, args)
+        what = f"{op.name}({number}, {count})"
+        if not 0 <= number < 16 or count % 32 or not 0 < count <= 1024:
+            raise KernelError(
+                f"{what}: expected a barrier from 0 to 15 and a multiple of 32 threads"
+            )
+        machine().named_barrier(number, count, effect.waits, what)
+
+    return meet
+
+
+def _call_copy(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
+    """An async copy of one thread: of a group, or one that an mbarrier counts."""
+    name = op.group
+    if name == _LAZY_GROUP:
+
+        def collect(*args: Any) -> None:
+            running = machine()
+            if running.options.copies == "eager" and not running.scheduled:
+                call(*args)
+            else:
+                copy = _recorded(op.name, lambda: call(*args), None)
+                running.current.open_groups.setdefault(name, []).append(copy)
+
+        return collect
 
     def issue(*args: Any) -> None:
-        if machine().options.copies == "eager":
-            call(*args)
-        else:
-            machine().current.copies.append(lambda: call(*args))
+        running = machine()
+        running.pause()
+        number = running.current.flights
+        flight = running.fly(_recorded(op.name, lambda: call(*args), number))
+        if name is not None:
+            complete = functools.partial(running.force, flight)
+            running.current.open_groups.setdefault(name, []).append(complete)
 
     return issue
 
 
-def _commit(thread: Thread) -> None:
-    thread.groups.append(thread.copies)
-    thread.copies = []
+def _recorded(name: str, land: Callable[[], None], number: int | None) -> Callable[[], None]:
+    """The landing of a copy of the current thread, in the run's timeline if there is one."""
+    timeline = machine().timeline
+    if timeline is None:
+        return land
+    thread = machine().current
+    timeline.issues(thread, name, number)
 
+    def landing() -> None:
+        land()
+        timeline.lands(thread, name, number)
 
-def _wait(thread: Thread, pending: int) -> None:
-    while len(thread.groups) > pending:
-        for copy in thread.groups.pop(0):
-            copy()
+    return landing
 
 
 def _call_thread_op(op: Op) -> Callable[..., Any]:
@@ -73,20 +158,23 @@ def _call_thread_op(op: Op) -> Callable[..., Any]:
     return _compile(op, lines, scope)
 
 
-def _call_warp_op(op: Op) -> Callable[..., Any]:
-    """The call of a warp op: operands to the lane's row, the rendezvous, the lane's result."""
-    pool = _Meetings(op)
+def _call_unit_op(op: Op) -> Callable[..., Any]:
+    """The call of a warp's op: operands to the lane's row, the rendezvous, the lane's result."""
+    pool = Meetings(op)
     names = operands.view_names(op)
     lines = [
         f"def {op.name}({', '.join(op.arguments)}):",
         "    thread = machine().current",
-        "    lane = thread.lane",
         "    meeting = join(thread)",
+        f"    own_lane = thread.rank % {int(op.scope)}",  # `lane` may be an operand
     ]
     if names:
         lines.append(f"    {', '.join(names)}, = meeting.views")
-    lines += [*_guarded(op, operands.write_lines(op, "lane"), "lane"), "    meet(meeting, thread)"]
-    lines += operands.read_lines(op, "lane")
+    lines += [
+        *_guarded(op, operands.write_lines(op, "own_lane"), "own_lane"),
+        "    meet(meeting, thread)",
+    ]
+    lines += operands.read_lines(op, "own_lane")
     lines.insert(-1 if op.result else len(lines), "    leave(meeting)")
     scope = {
         **operands.scope(op),
@@ -125,57 +213,66 @@ def _fail(raised: int) -> None:
     raise KernelError(read_exception(raised))
 
 
-class _Meeting:
-    """The exchange of one collective of one warp."""
+class Meeting:
+    """The exchange of one collective of one warp or warpgroup; ``threads`` have come, in order."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
-        memory = np.zeros(layout.exchange(op).nbytes, np.uint8)
+        memory = np.zeros(max(layout.exchange(op).nbytes, 1), np.uint8)
         self.address = memory.ctypes.data
         self.memory = memory
         self.views = tuple(operands.exchange_views(op, memory).values())
-        self.waiting: list[Thread] = []
+        self.threads: list[Thread] = []
         self.readers = 0
 
 
-class _Meetings:
+class Meetings:
     """The collectives of one op; an exchange is used again when all lanes have read it."""
 
     def __init__(self, op: Op) -> None:
         self._op = op
-        self._run = _twin(op)
-        self._free: list[_Meeting] = []
+        self._lanes = int(op.scope)
+        self._is_group = op.scope is Scope.WARPGROUP
+        self._free: list[Meeting] = []
 
-    def join(self, thread: Thread) -> _Meeting:
-        warp = thread.warp
-        meeting = warp.meeting
+    def join(self, thread: Thread) -> Meeting:
+        """The meeting of the thread's unit, which begins with the first lane."""
+        running = machine()
+        unit = thread.group if self._is_group else thread.warp
+        running.joins(self._op, unit)
+        meeting = unit.meeting
         if meeting is None:
-            if warp.lanes != WARP_LANES:
-                raise KernelError(
-                    f"{self._op.name} needs a whole warp; the block's "
-                    f"{machine().shape.threads} threads are no multiple of {WARP_LANES}"
-                )
-            meeting = warp.meeting = self._free.pop() if self._free else _Meeting(self._op)
-        elif meeting.op is not self._op:
-            raise CollectiveDivergence(
-                f"{self._op.name} is called while other lanes of the warp wait in {meeting.op.name}"
-            )
+            self._check_whole(unit)
+            meeting = unit.meeting = self._free.pop() if self._free else Meeting(self._op)
         return meeting  # type: ignore[no-any-return]
 
-    def meet(self, meeting: _Meeting, thread: Thread) -> None:
-        if len(meeting.waiting) + 1 < WARP_LANES:
-            meeting.waiting.append(thread)
-            machine().wait(self._op.name)
+    def _check_whole(self, unit: Unit) -> None:
+        if unit.lanes != self._lanes:
+            raise KernelError(
+                f"{self._op.name} needs a whole {'warpgroup' if self._is_group else 'warp'}; "
+                f"the block's {machine().shape.threads} threads are no multiple of {self._lanes}"
+            )
+
+    def meet(self, meeting: Meeting, thread: Thread) -> None:
+        """Wait for the unit's other lanes; the last one runs the twin."""
+        meeting.threads.append(thread)
+        running = machine()
+        if len(meeting.threads) < self._lanes:
+            running.wait(self._op.name)
             return
-        thread.warp.meeting = None
-        meeting.readers = WARP_LANES
-        raised = self._run(meeting.address)
+        unit = thread.group if self._is_group else thread.warp
+        unit.meeting = None
+        meeting.readers = self._lanes
+        threads, meeting.threads = meeting.threads, []
+        running.collective(self._op, threads)
+        raised = _twin(self._op)(meeting.address)
         if raised:
             _fail(raised)
-        waiting, meeting.waiting = meeting.waiting, []
-        machine().wake(waiting)
+        threads.pop()
+        running.wake(threads)
 
-    def leave(self, meeting: _Meeting) -> None:
+    def leave(self, meeting: Meeting) -> None:
+        """A lane has read its result."""
         meeting.readers -= 1
         if meeting.readers == 0:
             self._free.append(meeting)

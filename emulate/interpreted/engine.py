@@ -10,15 +10,18 @@ from typing import Any
 
 from emulate.errors import Deadlock, EmulationError, KernelError
 from emulate.interpreted import bindings, operands, scalars, shim
-from emulate.interpreted.machine import Machine, Thread
+from emulate.interpreted.block import Thread
+from emulate.interpreted.machine import Machine
 from emulate.options import Options, Shape
 from emulate.rebind import Rebinder
 from emulate.report import Report
+from emulate.schedule import Random
 from emulate.text import ranges
 from nbmoe_kernels.device.op import INTERPRETERS, STUBS, Op
 
-_PACKAGE = str(Path(__file__).parent.parent)
-_lock = threading.RLock()
+_PACKAGE = str(Path(__file__).parent)
+exclusive = threading.RLock()
+"""Held by the launch that runs: the op table has one stack of interpreters."""
 _clones: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
@@ -32,10 +35,10 @@ class Interpreter:
 
 def launch(function: Any, shape: Shape, args: tuple[Any, ...], options: Options) -> Report:
     """Run a kernel to its end; see `emulate.launch`."""
-    # The op table has one stack of interpreters: one launch at a time.
-    with _lock:
+    with exclusive:
         start = time.perf_counter()
-        machine = Machine(shape, options)
+        scheduler = None if options.seed is None else Random(options.seed)
+        machine = Machine(shape, options, scheduler)
         body = _clone(function)
         INTERPRETERS.append(Interpreter())
         try:

@@ -2,24 +2,32 @@
 
 A CUDA thread is a greenlet. It runs until it waits; then the next runnable one continues. Greenlets
 are started by the hub only: one that another starts would inherit its recursion depth.
+
+Without a scheduler threads run first in, first out, and go on until they wait. With one, a thread
+also stops at every op that has an effect on order, and the scheduler picks among the threads that
+can run and the async copies in flight.
 """
 
-import random
-from collections import deque
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from emulate.errors import EarlyExit
+from emulate.errors import CollectiveDivergence, EarlyExit, ResourceError
+from emulate.interpreted.block import Barrier, Block, Dim3, Thread, Unit, make_threads
+from emulate.interpreted.ready import Flight, ReadyList
 from emulate.options import Options, Shape, resident_blocks
+from emulate.schedule.choice import Scheduler
+from emulate.trace import active
+from nbmoe_kernels.device.op import Op
 
-WARP_LANES = 32
 IDLE_ROUNDS = 1000
 """Rounds in which every sleeping thread was retried and nothing happened: a deadlock."""
 
-Index = tuple[int, int, int]
+GRID_BARRIER = -1
+"""The number of the barrier of all blocks."""
 
 _running: list["Machine"] = []
 
@@ -29,132 +37,129 @@ def machine() -> "Machine":
     return _running[-1]
 
 
-class Dim3:
-    """Three int32, as `numba.cuda` types its indices."""
-
-    __slots__ = ("index", "x", "y", "z")
-
-    def __init__(self, index: Index) -> None:
-        self.index = index
-        self.x, self.y, self.z = (np.int32(i) for i in index)
-
-
-class Warp:
-    """32 lanes; ``meeting`` is the collective that some of them are in."""
-
-    __slots__ = ("lanes", "meeting")
-
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
-        self.meeting: Any = None
+@contextlib.contextmanager
+def running(launched: "Machine") -> Iterator[None]:
+    """Inside the block, `machine` is the machine of this launch."""
+    _running.append(launched)
+    try:
+        yield
+    finally:
+        _running.pop()
 
 
-class Block:
-    """A CTA."""
-
-    def __init__(self, index: Index, threads: int, shared_bytes: int) -> None:
-        self.index = index
-        self.block_idx = Dim3(index)
-        self.size = threads
-        self.alive = threads
-        self.arrived: list[Thread] = []
-        self.votes = 0
-        self.result = 0
-        self.static_arrays: dict[Any, np.ndarray] = {}
-        self.dynamic = shared_memory(shared_bytes)
-
-
-def shared_memory(nbytes: int) -> np.ndarray:
-    """Shared memory of a CTA, aligned to 1024, filled with 0xFF so that unwritten bytes show."""
-    memory = np.full(nbytes + 1024, 0xFF, np.uint8)
-    skip = -memory.ctypes.data % 1024
-    return memory[skip : skip + nbytes]
-
-
-class Thread:
-    """A CUDA thread."""
-
-    __slots__ = (
-        "block",
-        "copies",
-        "groups",
-        "lane",
-        "rank",
-        "run",
-        "thread_idx",
-        "waits_in",
-        "warp",
-    )
-
-    def __init__(self, block: Block, thread_idx: Dim3, rank: int, warp: Warp) -> None:
-        self.block = block
-        self.thread_idx = thread_idx
-        self.rank = rank
-        self.lane = rank % WARP_LANES
-        self.warp = warp
-        self.waits_in = ""
-        self.copies: list[Callable[[], object]] = []
-        self.groups: list[list[Callable[[], object]]] = []
-        self.run: greenlet
+class StepsExhausted(Exception):
+    """The launch took more steps than it may: a livelock."""
 
 
 class Machine:
-    """One launch."""
+    """One launch.
 
-    def __init__(self, shape: Shape, options: Options) -> None:
+    Attributes:
+        current: the thread that runs.
+        failure: the thread that raised, and what.
+        threads: those that are alive, by id.
+        steps: how often a thread was made to go on.
+        timeline: is told who waits in what, and of copies, if a run is recorded.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        options: Options,
+        scheduler: Scheduler | None = None,
+        max_steps: int | None = None,
+    ) -> None:
         self.shape = shape
         self.options = options
         self.block_dim = Dim3(shape.block)
         self.grid_dim = Dim3(shape.grid)
+        self.current: Thread
+        self.failure: tuple[Thread, BaseException] | None = None
+        self.most_alive = 0
+        self.threads: dict[int, Thread] = {}
+        self.steps = 0
+        self.scheduled = scheduler is not None
         size_x, size_y, _ = shape.block
         self._thread_idx = [
             Dim3((rank % size_x, rank // size_x % size_y, rank // (size_x * size_y)))
             for rank in range(shape.threads)
         ]
-        self.current: Thread
-        self.failure: tuple[Thread, BaseException] | None = None
-        self.most_alive = 0
-        self.threads: dict[int, Thread] = {}
+        self._max_steps = max_steps
         self._live = 0
         self._most, self._window = resident_blocks(options, shape)
         self._next_block = 0
         self._blocks = shape.blocks
-        self._ready: deque[Thread] = deque()
+        self._ready = ReadyList(scheduler)
+        self._grid_barrier = Barrier(GRID_BARRIER)
+        self._chosen: Thread | None = None
         self._sleeping: list[Thread] = []
+        self._polling: list[Thread] = []
         self._progress = False
-        self._random = None if options.seed is None else random.Random(options.seed)
+        self._idle = 0
+        self.timeline = active()
         self._hub = getcurrent()
 
     def run(self, body: Callable[[], None]) -> bool:
         """Run the launch; False is a deadlock, and ``failure`` tells of an exception."""
-        _running.append(self)
-        try:
+        with running(self):
             return self._run(body)
-        finally:
-            _running.pop()
 
     def _run(self, body: Callable[[], None]) -> bool:
-        idle = 0
         while self.failure is None:
-            if self._may_start_block():
-                self._start_block(body)
-                continue
-            thread = self._take()
-            if thread is not None:
-                self.current = thread
-                thread.run.switch()
-                continue
-            if not self.threads:
-                return True
-            if not self._sleeping:
-                return False
-            idle = 0 if self._progress else idle + 1
-            self._progress = False
-            if idle > IDLE_ROUNDS:
-                return False
-            self._ready.extend(self._sleeping)
-            self._sleeping.clear()
+            try:
+                if self._chosen is None and self._may_start_block():
+                    self._start_block(body)
+                    continue
+                thread, self._chosen = self._chosen or self._take(), None
+                if thread is None:
+                    if self._retry() or self._land_next():
+                        continue
+                    return not self.threads
+                self._count_step()
+            except Exception as error:
+                self.failure = (self.current, error)
+                break
+            self.current = thread
+            thread.run.switch()
         return True
+
+    def _take(self) -> Thread | None:
+        """The thread that goes on; copies that are picked before it land."""
+        while True:
+            picked = self._ready.take()
+            if not isinstance(picked, Flight):
+                return picked
+            self._land(picked)
+
+    def _retry(self) -> bool:
+        """Make threads that ask again and again runnable, if there is a point in it."""
+        if not self._polling and not self._sleeping:
+            return False
+        if self._progress:
+            self._idle = 0
+        elif self._sleeping and not self._ready.has_flights:
+            self._idle += 1
+            if self._idle > IDLE_ROUNDS:
+                return False
+        else:
+            return False
+        self._progress = False
+        self._ready.extend(self._polling)
+        self._ready.extend(self._sleeping)
+        self._polling, self._sleeping = [], []
+        return True
+
+    def _land_next(self) -> bool:
+        flight = self._ready.take_flight()
+        if flight is None:
+            return False
+        self.current = flight.thread
+        self._land(flight)
+        return True
+
+    def _land(self, flight: Flight) -> None:
+        flight.land()
+        self._progress = True
 
     def close(self) -> None:
         """End the greenlets of threads that did not finish."""
@@ -165,46 +170,157 @@ class Machine:
 
     def wait(self, what: str) -> None:
         """Let others run until somebody wakes this thread."""
+        self._progress = True  # what it did before may be what others wait for
+        self._rest(what)
+
+    def _rest(self, what: str) -> None:
         thread = self.current
         thread.waits_in = what
-        ready = self._ready
-        # A greenlet is true once it has started.
-        if ready and ready[0].run and self._random is None:
-            self.current = ready.popleft()
-            self.current.run.switch()
-        else:
-            self._hub.switch()
+        if self.timeline is not None:
+            self.timeline.waits(thread, what)
+        self._pass_on()
         thread.waits_in = ""
+        if self.timeline is not None:
+            self.timeline.goes_on(thread)
+
+    def _pass_on(self) -> None:
+        thread = self.current
+        following = self._take()
+        if following is thread:
+            self._count_step()
+            return
+        # A greenlet is true once it has started.
+        if following is not None and following.run:
+            self._count_step()
+            self.current = following
+            following.run.switch()
+        else:
+            self._chosen = following
+            self._hub.switch()
+
+    def _count_step(self) -> None:
+        self.steps += 1
+        if self._max_steps is not None and self.steps > self._max_steps:
+            raise StepsExhausted
+
+    def pause(self) -> None:
+        """A point at which a scheduler may let others go first.
+
+        A rendezvous needs none: nobody sees an arrival but by what its last one sets free.
+        """
+        if self.scheduled and self._ready:
+            self._ready.append(self.current)
+            self._pass_on()
 
     def wake(self, threads: list[Thread]) -> None:
         """Make threads runnable."""
+        if self.timeline is not None:
+            self.timeline.wakes(threads)
         self._ready.extend(threads)
+        self._progress = True
+
+    def changed(self) -> None:
+        """Something happened that a waiting thread may wait for."""
         self._progress = True
 
     def sleep(self) -> None:
         """Let others run; come back when they wait too."""
         self._sleeping.append(self.current)
-        self.wait("nanosleep")
+        self._rest("nanosleep")
 
-    def barrier(self, vote: int) -> int:
+    def poll(self, is_ready: Callable[[], Any], what: str) -> None:
+        """Wait until ``is_ready``, which is asked again when something has changed."""
+        self.pause()
+        wait = self.wait
+        while not is_ready():
+            self._polling.append(self.current)
+            wait(what)
+            wait = self._rest
+        self._progress = True
+
+    def fly(self, land: Callable[[], None]) -> Flight:
+        """Start an async copy of the current thread, which lands when the scheduler says so."""
+        thread = self.current
+        flight = Flight(thread, land, thread.block.linear, thread.rank, thread.flights)
+        thread.flights += 1
+        if not self.scheduled and self.options.copies == "eager":
+            self._land(flight)
+        else:
+            self._ready.launch(flight)
+        return flight
+
+    def force(self, flight: Flight) -> None:
+        """Land a copy now if it has not."""
+        if self._ready.withdraw(flight):
+            self._land(flight)
+
+    def barrier(self, vote: int, what: str = "syncthreads") -> int:
         """Wait for all threads of the block; the sum of their votes."""
         block = self.current.block
         if block.alive != block.size:
-            raise EarlyExit("syncthreads in a block of which a thread has exited")
-        block.votes += vote
-        if len(block.arrived) + 1 == block.size:
-            waiting, block.arrived = block.arrived, []
-            block.result, block.votes = block.votes, 0
-            self.wake(waiting)
-        else:
-            block.arrived.append(self.current)
-            self.wait("syncthreads")
-        return block.result
+            raise self.exited(block, what)
+        return self.meet(block.barrier, block.size, vote, what)
+
+    def exited(self, block: Block, what: str) -> Exception:
+        """What is wrong with a block barrier of a block that is no longer whole."""
+        return EarlyExit(f"{what} in a block of which a thread has exited")
+
+    def named_barrier(self, number: int, count: int, waits: bool, what: str) -> None:
+        """Arrive at a named barrier of ``count`` threads, and wait for the others if ``waits``."""
+        barrier = self.current.block.named_barrier(number)
+        self.meet(barrier, count, 0, what, waits=waits)
+
+    def grid_barrier(self) -> None:
+        """Wait for all threads of the grid."""
+        if self._most < self._blocks:
+            raise ResourceError(
+                f"a grid barrier needs all {self._blocks} blocks alive at one time, and only "
+                f"{self._most} can be"
+            )
+        self.meet(self._grid_barrier, self._blocks * self.shape.threads, 0, "grid barrier")
+
+    def meet(
+        self, barrier: Barrier, count: int, vote: int, what: str, *, waits: bool = True
+    ) -> int:
+        """Arrive at a barrier that ``count`` threads complete; the sum of the votes."""
+        thread = self.current
+        self.arrive(barrier, thread, count, waits)
+        barrier.votes += vote
+        barrier.arrived += 1
+        if barrier.arrived < count:
+            if waits:
+                barrier.waiting.append(thread)
+                self.wait(what)
+                return thread.result
+            return 0
+        self.complete(barrier)
+        waiting, result = barrier.reset()
+        for other in waiting:
+            other.result = result
+        self.wake(waiting)
+        return result
+
+    def arrive(self, barrier: Barrier, thread: Thread, count: int, waits: bool) -> None:
+        """Called for every arrival; for engines that check."""
+
+    def complete(self, barrier: Barrier) -> None:
+        """Called when the last thread has arrived; for engines that check."""
+
+    def joins(self, op: Op, unit: Unit) -> None:
+        """The current thread is about to join an op of its warp or warpgroup."""
+        meeting = unit.meeting
+        if meeting is not None and meeting.op is not op:
+            raise CollectiveDivergence(
+                f"{op.name} is called while other lanes of the warp wait in {meeting.op.name}"
+            )
+
+    def collective(self, op: Op, threads: list[Thread]) -> None:
+        """Called when all lanes of a unit are in an op; for engines that check."""
 
     def _may_start_block(self) -> bool:
         if self._next_block == self._blocks or self._live >= self._most:
             return False
-        return self._live < self._window or not self._ready
+        return self._live < self._window or not self._ready.has_threads
 
     def _start_block(self, body: Callable[[], None]) -> None:
         grid_x, grid_y, _ = self.shape.grid
@@ -213,14 +329,28 @@ class Machine:
         self._live += 1
         self.most_alive = max(self.most_alive, self._live)
         index = (linear % grid_x, linear // grid_x % grid_y, linear // (grid_x * grid_y))
-        count = self.shape.threads
-        block = Block(index, count, self.shape.shared_bytes)
-        warps = [Warp(min(count - first, WARP_LANES)) for first in range(0, count, WARP_LANES)]
-        for rank in range(count):
-            thread = Thread(block, self._thread_idx[rank], rank, warps[rank // WARP_LANES])
+        block = Block(index, linear, self.shape.threads, self.shape.shared_bytes)
+        self.block_starts(block)
+        for thread in make_threads(block, self._thread_idx):
+            self.prepare(thread)
             thread.run = greenlet(lambda thread=thread: self._live_thread(thread, body))
             self.threads[id(thread)] = thread
             self._ready.append(thread)
+
+    def block_starts(self, block: Block) -> None:
+        """Called before a CTA's first thread runs; for engines that check."""
+
+    def prepare(self, thread: Thread) -> None:
+        """Called for each thread before it runs; for engines that check."""
+
+    def block_ends(self, block: Block) -> None:
+        """Called after a CTA's last thread; for engines that check."""
+
+    def thread_ends(self, thread: Thread) -> None:
+        """Called when a thread's body has returned."""
+        for copies in (*thread.open_groups.values(), *thread.waiting_groups()):
+            for copy in copies:
+                copy()
 
     def _live_thread(self, thread: Thread, body: Callable[[], None]) -> None:
         try:
@@ -228,28 +358,26 @@ class Machine:
             # a context variable, and every greenlet has its own context.
             with np.errstate(all="ignore"):
                 body()
-                for copy in [*(c for group in thread.groups for c in group), *thread.copies]:
-                    copy()
+                self.thread_ends(thread)
                 self._leave(thread)
         except GreenletExit:
             return
         except BaseException as error:
-            self.failure = (thread, error)
+            self.failure = (self.current, error)
 
     def _leave(self, thread: Thread) -> None:
         block = thread.block
-        if block.arrived:
-            raise EarlyExit("a thread exits while others of its block wait in syncthreads")
+        if block.barrier.waiting:
+            raise self.left(thread)
         del self.threads[id(thread)]
         block.alive -= 1
+        thread.warp.alive -= 1
+        thread.group.alive -= 1
         self._progress = True
         if block.alive == 0:
             self._live -= 1
+            self.block_ends(block)
 
-    def _take(self) -> Thread | None:
-        if not self._ready:
-            return None
-        if self._random is not None:
-            chosen = self._random.randrange(len(self._ready))
-            self._ready[0], self._ready[chosen] = self._ready[chosen], self._ready[0]
-        return self._ready.popleft()
+    def left(self, thread: Thread) -> Exception:
+        """What is wrong when a thread exits while others of its block wait in syncthreads."""
+        return EarlyExit("a thread exits while others of its block wait in syncthreads")

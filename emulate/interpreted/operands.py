@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from emulate.fast import layout
-from emulate.fast.records import WARP_LANES
 from nbmoe_kernels.device.op import NUMPY_TYPES, Op, Param
 
 
@@ -31,19 +30,20 @@ def record_views(op: Op, memory: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def exchange_views(op: Op, memory: np.ndarray) -> dict[str, np.ndarray]:
-    """The views of a warp op's exchange, by name; the first axis is the lane."""
+    """The views of a unit op's exchange, by name; the first axis is the lane."""
     place = layout.exchange(op)
+    lanes = int(op.scope)
     views: dict[str, np.ndarray] = {}
     for field in place.fields:
         param, name = field.param, f"v_{field.param.name}"
         if param.is_pointer:
-            views[name] = _rows(memory, field.part(0), "i64", WARP_LANES, 0)
-            views[f"{name}_size"] = _rows(memory, field.part(1), "i64", WARP_LANES, 0)
-            views[f"{name}_index"] = _index_rows(memory, param, field.part(2), WARP_LANES)
+            views[name] = _rows(memory, field.part(0), "i64", lanes, 0)
+            views[f"{name}_size"] = _rows(memory, field.part(1), "i64", lanes, 0)
+            views[f"{name}_index"] = _index_rows(memory, param, field.part(2), lanes)
         else:
-            views[name] = _rows(memory, field.offset, param.dtype, WARP_LANES, param.length)
+            views[name] = _rows(memory, field.offset, param.dtype, lanes, param.length)
     if op.result:
-        views["v_return"] = _rows(memory, place.result, op.result[0], WARP_LANES, op.result[1])
+        views["v_return"] = _rows(memory, place.result, op.result[0], lanes, op.result[1])
     return views
 
 
@@ -70,7 +70,7 @@ def write_lines(op: Op, row: str, *, wrap: bool = False) -> list[str]:
                 f"v_{value}_index[{row}] = {f'wrapped({index})' if wrap else index}",
             ]
         elif param.kind == "tile":
-            lines += [f"check_{value}({value})", f"{view} = {value}[:{param.length}]"]
+            lines += [f"check_{value}({value})", f"{view} = tile({value})[:{param.length}]"]
         else:
             lines.append(f"{view} = {f'wrapped({value})' if wrap else value}")
     return lines
@@ -79,7 +79,7 @@ def write_lines(op: Op, row: str, *, wrap: bool = False) -> list[str]:
 def read_lines(op: Op, row: str) -> list[str]:
     """Python that copies tiles back and, in the last line, returns the result."""
     lines = [
-        f"    {param.name}[:{param.length}] = v_{param.name}[{row}]"
+        f"    tile({param.name})[:{param.length}] = v_{param.name}[{row}]"
         for param in op.params
         if param.kind == "tile"
     ]
@@ -91,11 +91,37 @@ def read_lines(op: Op, row: str) -> list[str]:
 
 def scope(op: Op) -> dict[str, Any]:
     """The functions that the generated code calls."""
-    names: dict[str, Any] = {"address": _addresses.of, "wrapped": np.int64}
+    names: dict[str, Any] = {
+        "address": _addresses.of,
+        "wrapped": wrapped,
+        "tile": data_of,
+    }
     for param in op.params:
         if param.kind != "scalar":
             names[f"check_{param.name}"] = _ArrayCheck(op, param)
     return names
+
+
+def data_of(array: Any) -> Any:
+    """The NumPy array of an argument: itself, or what a checked array stands for."""
+    return array if type(array) is np.ndarray else array.data
+
+
+def wrapped(value: Any) -> Any:
+    """A number as an int64 or a float that NumPy's narrower types wrap without complaint."""
+    return value if isinstance(value, float | np.floating) else np.int64(value)
+
+
+def checked_index(op: Op, array: Any, index: Any) -> int:
+    """An index into a flat array.
+
+    Raises:
+        IndexError: it is outside.
+    """
+    at = int(index)
+    if not 0 <= at < array.size:
+        raise IndexError(f"{op.name}: index {at} of an array of {array.size} elements")
+    return at
 
 
 def _rows(memory: np.ndarray, offset: int, dtype: str, count: int, length: int) -> np.ndarray:
@@ -135,7 +161,9 @@ class _Addresses:
     def __init__(self) -> None:
         self._known: dict[int, tuple[np.ndarray, int]] = {}
 
-    def of(self, array: np.ndarray) -> int:
+    def of(self, array: Any) -> int:
+        if type(array) is not np.ndarray:
+            return int(array.address)
         known = self._known.get(id(array))
         if known is None:
             if len(self._known) >= 4096:

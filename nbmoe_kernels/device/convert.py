@@ -12,7 +12,8 @@ from nbmoe_kernels.device.op import device_function, device_op
 
 
 @njit(inline="always")
-def _bf16_of_f32(x):
+def bf16_of_f32(x):
+    """bf16 bits nearest to an f32, ties to even; a NaN becomes 0x7FFF. For twins."""
     u = np.float32(x).view(np.uint32)
     if (u & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
         return np.uint32(0x7FFF)
@@ -23,7 +24,7 @@ def _bf16_of_f32(x):
 @device_op("u32(f32 high, f32 low)", ptx="cvt.rn.bf16x2.f32 <ret>, <high>, <low>;")
 def bf16x2_of_f32(high, low):
     """Two f32 to packed bf16, nearest even; a NaN becomes 0x7FFF."""
-    return np.uint32((_bf16_of_f32(high) << np.uint32(16)) | _bf16_of_f32(low))
+    return np.uint32((bf16_of_f32(high) << np.uint32(16)) | bf16_of_f32(low))
 
 
 @njit(inline="always")
@@ -77,6 +78,61 @@ def f16_of_f32(x):
     odd = np.uint32((a >> np.uint32(13)) & np.uint32(1))
     rounded = np.uint32(a + np.uint32(0xFFF) + odd)
     return np.uint32(sign | np.uint32(np.uint32(rounded - np.uint32(0x38000000)) >> np.uint32(13)))
+
+
+@device_op("u32(f32 high, f32 low)", ptx="cvt.rn.f16x2.f32 <ret>, <high>, <low>;")
+def f16x2_of_f32(high, low):
+    """Two f32 to packed f16, nearest even; a NaN becomes 0x7FFF."""
+    return np.uint32(np.uint32(f16_of_f32(high) << np.uint32(16)) | f16_of_f32(low))
+
+
+@njit
+def _e4m3_of_f32(x):
+    u = np.float32(x).view(np.uint32)
+    sign = np.uint32((u >> np.uint32(24)) & np.uint32(0x80))
+    a = np.uint32(u & np.uint32(0x7FFFFFFF))
+    if a > np.uint32(0x7F800000):
+        return np.uint32(0x7F)
+    if a < np.uint32(0x3C800000):
+        # Below 2^-6 the code counts multiples of 2^-9, the grid of f32 at 2^14.
+        shifted = np.float32(np.uint32(a).view(np.float32) + np.float32(16384.0))
+        return np.uint32(sign | np.uint32(shifted.view(np.uint32) - np.uint32(0x46800000)))
+    if a >= np.uint32(0x43E00000):
+        return np.uint32(sign | np.uint32(0x7E))
+    odd = np.uint32((a >> np.uint32(20)) & np.uint32(1))
+    rounded = np.uint32(np.uint32(a + np.uint32(0x7FFFF) + odd) >> np.uint32(20))
+    return np.uint32(sign | np.uint32(rounded - np.uint32(960)))
+
+
+@device_op(
+    "u32(f32 high, f32 low)",
+    ptx="{ .reg .b16 t; cvt.rn.satfinite.e4m3x2.f32 t, <high>, <low>; cvt.u32.u16 <ret>, t; }",
+    min_cc=(8, 9),
+)
+def e4m3x2_of_f32(high, low):
+    """Two f32 to packed e4m3: nearest even, saturating at 448; a NaN becomes 0x7F."""
+    return np.uint32(np.uint32(_e4m3_of_f32(high) << np.uint32(8)) | _e4m3_of_f32(low))
+
+
+@njit
+def _f16_of_e4m3(code):
+    if code & np.uint32(0x7F) == np.uint32(0x7F):
+        return np.uint32(0x7FFF)
+    magnitude = np.uint32(np.uint32(code & np.uint32(0x7F)) << np.uint32(20)).view(np.float32)
+    half = f16_of_f32(np.float32(magnitude * np.float32(2.0**120)))
+    return np.uint32(half | np.uint32(np.uint32(code & np.uint32(0x80)) << np.uint32(8)))
+
+
+@device_op(
+    "u32(u32 codes)",
+    ptx="{ .reg .b16 t; cvt.u16.u32 t, <codes>; cvt.rn.f16x2.e4m3x2 <ret>, t; }",
+    min_cc=(8, 9),
+)
+def f16x2_of_e4m3x2(codes):
+    """Two packed e4m3 to packed f16, exactly; a NaN becomes 0x7FFF."""
+    low = _f16_of_e4m3(np.uint32(codes & np.uint32(0xFF)))
+    high = _f16_of_e4m3(np.uint32((codes >> np.uint32(8)) & np.uint32(0xFF)))
+    return np.uint32(np.uint32(high << np.uint32(16)) | low)
 
 
 @njit(inline="always")

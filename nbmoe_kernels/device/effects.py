@@ -25,6 +25,9 @@ class Access:
             that an asynchronous engine makes; they see each other's data only past a proxy fence.
         footprint: instead of ``nbytes``: from the call's operands (by argument name) to the byte
             offsets from the array's start, for swizzled or strided operands.
+        addresses: instead of ``nbytes``: from the call's operands to addresses in global memory,
+            one a byte, for memory that a tensor map at ``param`` names.
+        align: what the address must be a multiple of [bytes]; 0 where any address will do.
     """
 
     param: str
@@ -32,6 +35,8 @@ class Access:
     write: bool = False
     proxy: str = "generic"
     footprint: Callable[[dict[str, Any]], Any] | None = None
+    addresses: Callable[[dict[str, Any]], Any] | None = None
+    align: int = 0
 
 
 def reads(param: str, nbytes: Number = 0, **options: Any) -> Access:
@@ -73,7 +78,10 @@ class Fence:
 
 @dataclass(frozen=True)
 class ProxyFence:
-    """Makes the thread's generic accesses to ``space`` visible to the async proxy."""
+    """Makes the thread's generic accesses to ``space`` visible to the async proxy.
+
+    ``space`` is ``shared``, ``global``, or ``tensormap`` for the bytes of a map.
+    """
 
     space: str = "shared"
 

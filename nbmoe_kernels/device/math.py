@@ -15,9 +15,11 @@ _NAN_BITS = 0x7FFFFFFF
 
 @njit(inline="always")
 def _canonical(x):
-    if x != x:
-        return np.uint32(_NAN_BITS).view(np.float32)
-    return x
+    # On bits: LLVM may replace `NaN if x != x else x` by x, since to it all NaNs are one.
+    bits = np.float32(x).view(np.uint32)
+    if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+        bits = np.uint32(_NAN_BITS)
+    return np.uint32(bits).view(np.float32)
 
 
 @device_op("u32(f32 x)", ptx="mov.b32 <ret>, <x>;")
@@ -111,6 +113,50 @@ def max_nan(a, b):
             np.float32
         )
     return np.float32(a) if a > b else np.float32(b)
+
+
+@device_op("f32(f32 a, f32 b)", ptx="max.f32 <ret>, <a>, <b>;")
+def max_num(a, b):
+    """The larger; a NaN operand loses against a number; +0 > -0."""
+    if a != a:
+        return _canonical(np.float32(b))
+    if b != b:
+        return np.float32(a)
+    if a == b:
+        return np.uint32(np.float32(a).view(np.uint32) & np.float32(b).view(np.uint32)).view(
+            np.float32
+        )
+    return np.float32(a) if a > b else np.float32(b)
+
+
+@device_op("f32(f32 a, f32 b)", ptx="min.NaN.f32 <ret>, <a>, <b>;")
+def min_nan(a, b):
+    """The smaller; a NaN operand wins; -0 < +0."""
+    if a != a or b != b:
+        return np.uint32(_NAN_BITS).view(np.float32)
+    if a == b:
+        return np.uint32(np.float32(a).view(np.uint32) | np.float32(b).view(np.uint32)).view(
+            np.float32
+        )
+    return np.float32(a) if a < b else np.float32(b)
+
+
+@device_op("f32(f32 x)", ptx="sqrt.rn.f32 <ret>, <x>;")
+def sqrt_rn(x):
+    """Square root, one rounding to nearest even; of -0 it is -0."""
+    return _canonical(np.float32(np.sqrt(np.float32(x))))
+
+
+@device_op("i32(f32 x)", ptx="cvt.rzi.s32.f32 <ret>, <x>;")
+def i32_of_f32(x):
+    """The integer part, saturating; 0 of a NaN. NumPy and Numba leave these cases open."""
+    if x != x:
+        return np.int32(0)
+    if x >= np.float32(2147483648.0):
+        return np.int32(2147483647)
+    if x <= np.float32(-2147483648.0):
+        return np.int32(-2147483648)
+    return np.int32(x)
 
 
 _LOG2_E = np.float32(1.4426950408889634)

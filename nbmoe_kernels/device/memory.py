@@ -1,15 +1,15 @@
 """Vector loads and stores, and asynchronous copies from global to shared memory."""
 
-import functools
-
 import numpy as np
 
 from nbmoe_kernels.device.effects import reads, writes
-from nbmoe_kernels.device.op import Timing, device_op
+from nbmoe_kernels.device.op import Timing, device_op, op_factory
 
 
 @device_op(
-    "u32[4](global u32* src)", ptx="ld.global.v4.u32 <ret>, [<src>];", effects=(reads("src", 16),)
+    "u32[4](global u32* src)",
+    ptx="ld.global.v4.u32 <ret>, [<src>];",
+    effects=(reads("src", 16, align=16),),
 )
 def load_v4(src, src_index):
     """Four consecutive words; the address must be a multiple of 16 bytes."""
@@ -20,7 +20,7 @@ def load_v4(src, src_index):
 @device_op(
     "void(global u32* dst, u32 a, u32 b)",
     ptx="st.global.v2.u32 [<dst>], {<a>, <b>};",
-    effects=(writes("dst", 8),),
+    effects=(writes("dst", 8, align=8),),
 )
 def store_v2(dst, dst_index, a, b):
     """Store two consecutive words; the address must be a multiple of 8 bytes."""
@@ -32,7 +32,7 @@ def store_v2(dst, dst_index, a, b):
 @device_op(
     "void(global u32* dst, u32 a, u32 b, u32 c, u32 d)",
     ptx="st.global.v4.u32 [<dst>], {<a>, <b>, <c>, <d>};",
-    effects=(writes("dst", 16),),
+    effects=(writes("dst", 16, align=16),),
 )
 def store_v4(dst, dst_index, a, b, c, d):
     """Store four consecutive words; the address must be a multiple of 16 bytes."""
@@ -44,7 +44,9 @@ def store_v4(dst, dst_index, a, b, c, d):
 
 
 @device_op(
-    "u32[2](shared u32* src)", ptx="ld.shared.v2.u32 <ret>, [<src>];", effects=(reads("src", 8),)
+    "u32[2](shared u32* src)",
+    ptx="ld.shared.v2.u32 <ret>, [<src>];",
+    effects=(reads("src", 8, align=8),),
 )
 def load_shared_v2(src, src_index):
     """Two consecutive words of shared memory; the address must be a multiple of 8 bytes."""
@@ -52,7 +54,9 @@ def load_shared_v2(src, src_index):
     return src[i], src[i + 1]
 
 
-@device_op("u32(shared u8* src)", ptx="ld.shared.u32 <ret>, [<src>];", effects=(reads("src", 4),))
+@device_op(
+    "u32(shared u8* src)", ptx="ld.shared.u32 <ret>, [<src>];", effects=(reads("src", 4, align=4),)
+)
 def load_shared_word(src, src_index):
     """Four bytes as a little-endian word; the address must be a multiple of 4 bytes."""
     i = np.int64(src_index)
@@ -62,7 +66,7 @@ def load_shared_word(src, src_index):
     return word
 
 
-@functools.cache
+@op_factory
 def cp_async(nbytes: int):
     """The op that copies ``nbytes`` (4, 8 or 16) to shared memory asynchronously.
 
@@ -77,7 +81,7 @@ def cp_async(nbytes: int):
         ptx=f"cp.async.{cache}.shared.global [<dst>], [<src>], {nbytes}, <src_bytes>;",
         timing=Timing.ASYNC,
         group="cp",
-        effects=(reads("src", "src_bytes"), writes("dst", nbytes)),
+        effects=(reads("src", "src_bytes", align=nbytes), writes("dst", nbytes, align=nbytes)),
         name=f"cp_async_{nbytes}",
     )
     def copy(dst, dst_index, src, src_index, src_bytes):
@@ -100,7 +104,7 @@ def cp_async_commit():
     """Close the thread's open group of asynchronous copies."""
 
 
-@functools.cache
+@op_factory
 def cp_async_wait(open_groups: int):
     """The op that waits until at most ``open_groups`` of the thread's newest groups are open."""
 

@@ -1,157 +1,125 @@
-"""Warp-level tensor-core products and the bit-exact model of their accumulation.
+"""Warp-level tensor-core products with Hopper's bits (`nbmoe_kernels.device.tensor_core`).
 
-The model is Hopper's (named `hopper`): one step sums 16 exact products and the accumulator; every
-addend is cut toward zero to a multiple of 2^(emax - 25), where emax is the largest exponent of a
-non-zero addend and a product's exponent is the sum of its operands' (not normalised); the exact
-sum is cut toward zero to 24 bits. NaN results are 0x7FFFFFFF, a zero result is +0.
+Fragments are those of `nbmoe_kernels.device.fragments`: with g = lane // 4 and t = lane % 4, word
+a0 holds row g and the elements of k-word t (f16: k 2t and 2t+1; e4m3: 4t to 4t+3), a1 row g+8, a2
+row g and k-word t+4, a3 both; b0 holds column g and k-word t, b1 k-word t+4; acc[0] and acc[1] are
+row g, columns 2t and 2t+1, acc[2] and acc[3] row g+8.
 """
 
 import numpy as np
 from numba import njit
 
+from nbmoe_kernels.device.fragments import (
+    gather_accumulators,
+    gather_columns,
+    gather_rows,
+    scatter_accumulators,
+    transposed,
+)
 from nbmoe_kernels.device.op import Scope, device_op
+from nbmoe_kernels.device.tensor_core import step_bf16, step_e4m3_as_f16, step_f16
 
-_FRACTION_BITS = 25
-_MIN_EXPONENT = -133
-"""No grid is finer than 2^(-133 - 25); seen on the card with bf16, out of reach for f16."""
 _NAN_BITS = 0x7FFFFFFF
 
 
-@njit
-def _decode_f16(bits):
-    """(signed significand, exponent) with value = significand * 2^(exponent - 10)."""
-    field = np.int32((bits >> np.uint32(10)) & np.uint32(31))
-    significand = np.int32(bits & np.uint32(0x3FF))
-    if field > 0:
-        significand += np.int32(1024)
-    exponent = np.int32(max(field, np.int32(1)) - np.int32(15))
-    return (-significand if bits & np.uint32(0x8000) else significand), exponent
+def _declare(shape_and_types: str, *, short: bool = False, min_cc: tuple[int, int] = (8, 0)):
+    """Declares an mma with the operand words of its shape: 4 and 2, or 2 and 1 if ``short``."""
+    a, b = (("a0", "a1"), ("b0",)) if short else (("a0", "a1", "a2", "a3"), ("b0", "b1"))
+    words = ", ".join(f"u32 {name}" for name in a + b)
+    listed = ["{" + ", ".join(f"<{name}>" for name in names) + "}" for names in (a, b)]
+    return device_op(
+        f"void(f32[4] acc, {words})",
+        scope=Scope.WARP,
+        ptx=f"mma.sync.aligned.{shape_and_types} <acc>, {listed[0]}, {listed[1]}, <acc>;",
+        effects=(),
+        min_cc=min_cc,
+    )
 
 
+# A tile is worked on as its transpose, 8 x 16: rows of 16 are faster, and the bits are the same.
 @njit
-def _special_sum(a, b, c):
-    """The result where an operand is Inf or NaN. a, b: 16 f16 bit patterns, c: an f32."""
-    positive = c == np.inf
-    negative = c == -np.inf
-    nan = c != c
-    for k in range(16):
-        x, y = a[k], b[k]
-        mx, my = x & np.uint32(0x7FFF), y & np.uint32(0x7FFF)
-        if mx > np.uint32(0x7C00) or my > np.uint32(0x7C00):
-            nan = True
-        elif mx == np.uint32(0x7C00) or my == np.uint32(0x7C00):
-            if mx == 0 or my == 0:
-                nan = True
-            elif (x ^ y) & np.uint32(0x8000):
-                negative = True
-            else:
-                positive = True
-    if nan or (positive and negative):
-        return np.uint32(_NAN_BITS).view(np.float32), True
-    if positive:
-        return np.float32(np.inf), True
-    if negative:
-        return np.float32(-np.inf), True
-    return np.float32(0), False
+def _load_transposed(acc):
+    return transposed(gather_accumulators(acc))
 
 
 @njit
-def _cut_to_f32(total, exponent):
-    """total * 2^exponent cut toward zero to f32; exact in f64 because |total| < 2^53."""
-    value = np.float64(total) * np.int64((exponent + 1023) << 52).view(np.float64)
-    if abs(value) < 2.0**-126:
-        return np.float32(np.trunc(value * 2.0**149) * 2.0**-149) + np.float32(0)
-    kept = np.float64(value).view(np.int64) & np.int64(~((1 << 29) - 1))
-    return np.float32(np.int64(kept).view(np.float64))
+def _store_transposed(tile, acc):
+    scatter_accumulators(transposed(tile), acc)
 
 
-@njit
-def _fused_dot(sa, ea, sb, eb, c):
-    """One step for finite operands: significands and exponents of 16 pairs, and the f32 c."""
-    bits = np.float32(c).view(np.uint32)
-    field = np.int32((bits >> np.uint32(23)) & np.uint32(255))
-    c_significand = np.int64(bits & np.uint32(0x7FFFFF))
-    if field > 0:
-        c_significand += np.int64(1 << 23)
-    c_exponent = np.int32(max(field, np.int32(1)) - np.int32(127))
-    largest = np.int32(_MIN_EXPONENT)
-    if c_significand != 0:
-        largest = max(largest, c_exponent)
-    for k in range(16):
-        if sa[k] != 0 and sb[k] != 0:
-            largest = max(largest, ea[k] + eb[k])
-    total = np.int64(0)
-    for k in range(16):
-        product = np.int64(sa[k]) * np.int64(sb[k])
-        shift = ea[k] + eb[k] - 20 + _FRACTION_BITS - largest
-        magnitude = abs(product)
-        if shift >= 0:
-            magnitude <<= np.int64(shift)
-        else:
-            magnitude >>= np.int64(min(-shift, 63))
-        total += magnitude if product > 0 else -magnitude
-    shift = c_exponent - 23 + _FRACTION_BITS - largest
-    if shift >= 0:
-        c_significand <<= np.int64(shift)
-    else:
-        c_significand >>= np.int64(min(-shift, 63))
-    total += -c_significand if bits >> np.uint32(31) else c_significand
-    if total == 0:
-        return np.float32(0)
-    return _cut_to_f32(total, np.int64(largest) - _FRACTION_BITS)
-
-
-@njit
-def _unpack_operand(words, rows, halves):
-    """Fragment words, one (rows, 8) matrix of pairs along k, to f16 bits (rows, 16)."""
-    for r in range(rows):
-        for pair in range(8):
-            halves[r, 2 * pair] = words[r, pair] & np.uint32(0xFFFF)
-            halves[r, 2 * pair + 1] = words[r, pair] >> np.uint32(16)
-
-
-@device_op(
-    "void(f32[4] acc, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)",
-    scope=Scope.WARP,
-    ptx="mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 <acc>, "
-    "{<a0>, <a1>, <a2>, <a3>}, {<b0>, <b1>}, <acc>;",
-    effects=(),
-)
+@_declare("m16n8k16.row.col.f32.f16.f16.f32")
 def mma_m16n8k16_f16(acc, a0, a1, a2, a3, b0, b1):
-    """acc (16 x 8, f32) += a (16 x 16, f16) @ b (16 x 8, f16).
+    """acc (16 x 8, f32) += a (16 x 16, f16) @ b (16 x 8, f16)."""
+    tile = _load_transposed(acc)
+    a, b = gather_rows(a0, a1, a2, a3), gather_columns(b0, b1)
+    step_f16(b.view(np.uint16), a.view(np.uint16), tile)
+    _store_transposed(tile, acc)
 
-    With g = lane // 4 and t = lane % 4: a0 holds row g, k 2t and 2t+1; a1 row g+8; a2 row g,
-    k 2t+8 and 2t+9; a3 row g+8, the same k; b0 holds column g, k 2t and 2t+1; b1 k 2t+8 and 2t+9;
-    acc[0], acc[1] are row g, columns 2t and 2t+1, acc[2], acc[3] row g+8.
+
+@_declare("m16n8k16.row.col.f32.bf16.bf16.f32")
+def mma_m16n8k16_bf16(acc, a0, a1, a2, a3, b0, b1):
+    """acc (16 x 8, f32) += a (16 x 16, bf16) @ b (16 x 8, bf16)."""
+    tile = _load_transposed(acc)
+    a, b = gather_rows(a0, a1, a2, a3), gather_columns(b0, b1)
+    step_bf16(b.view(np.uint16), a.view(np.uint16), tile)
+    _store_transposed(tile, acc)
+
+
+@njit
+def _first_half(words):
+    """Words 0 to 3 of each row: an operand of k8."""
+    half = np.empty((words.shape[0], 4), np.uint32)
+    half[:] = words[:, :4]
+    return half
+
+
+@_declare("m16n8k8.row.col.f32.f16.f16.f32", short=True)
+def mma_m16n8k8_f16(acc, a0, a1, b0):
+    """acc (16 x 8, f32) += a (16 x 8, f16) @ b (8 x 8, f16); two of them are not one k16."""
+    tile = _load_transposed(acc)
+    a = _first_half(gather_rows(a0, a1, a0, a1))
+    b = _first_half(gather_columns(b0, b0))
+    step_f16(b.view(np.uint16), a.view(np.uint16), tile)
+    _store_transposed(tile, acc)
+
+
+@_declare("m16n8k8.row.col.f32.bf16.bf16.f32", short=True)
+def mma_m16n8k8_bf16(acc, a0, a1, b0):
+    """acc (16 x 8, f32) += a (16 x 8, bf16) @ b (8 x 8, bf16)."""
+    tile = _load_transposed(acc)
+    a = _first_half(gather_rows(a0, a1, a0, a1))
+    b = _first_half(gather_columns(b0, b0))
+    step_bf16(b.view(np.uint16), a.view(np.uint16), tile)
+    _store_transposed(tile, acc)
+
+
+@njit
+def _byte_pairs(words, first):
+    """Bytes ``first`` and ``first + 1`` of every word: half of an e4m3 operand."""
+    half = np.empty((words.shape[0], 16), np.uint8)
+    for row in range(words.shape[0]):
+        for word in range(8):
+            pair = words[row, word] >> np.uint32(8 * first)
+            half[row, 2 * word] = pair & np.uint32(0xFF)
+            half[row, 2 * word + 1] = (pair >> np.uint32(8)) & np.uint32(0xFF)
+    return half
+
+
+@_declare("m16n8k32.row.col.f32.e4m3.e4m3.f32", min_cc=(8, 9))
+def mma_m16n8k32_e4m3(acc, a0, a1, a2, a3, b0, b1):
+    """acc (16 x 8, f32) += a (16 x 32, e4m3) @ b (32 x 8, e4m3), as Hopper's assembler expands it.
+
+    Two f16 steps from zero, over k % 4 in {0, 1} and {2, 3}, then one rounded f32 addition.
     """
-    a_words = np.empty((16, 8), np.uint32)
-    b_words = np.empty((8, 8), np.uint32)
-    for lane in range(32):
-        g, t = lane // 4, lane % 4
-        a_words[g, t], a_words[g + 8, t] = a0[lane], a1[lane]
-        a_words[g, t + 4], a_words[g + 8, t + 4] = a2[lane], a3[lane]
-        b_words[g, t], b_words[g, t + 4] = b0[lane], b1[lane]
-    a = np.empty((16, 16), np.uint32)
-    b = np.empty((8, 16), np.uint32)
-    _unpack_operand(a_words, 16, a)
-    _unpack_operand(b_words, 8, b)
-    sa, ea = np.empty((16, 16), np.int32), np.empty((16, 16), np.int32)
-    sb, eb = np.empty((8, 16), np.int32), np.empty((8, 16), np.int32)
-    special = False
-    for k in range(16):
-        for row in range(16):
-            sa[row, k], ea[row, k] = _decode_f16(a[row, k])
-            special |= (a[row, k] & np.uint32(0x7C00)) == np.uint32(0x7C00)
-        for column in range(8):
-            sb[column, k], eb[column, k] = _decode_f16(b[column, k])
-            special |= (b[column, k] & np.uint32(0x7C00)) == np.uint32(0x7C00)
-    for lane in range(32):
-        for j in range(4):
-            row, column = lane // 4 + 8 * (j // 2), 2 * (lane % 4) + j % 2
-            c = acc[lane, j]
-            if special or not abs(c) < np.inf:
-                value, decided = _special_sum(a[row], b[column], c)
-                if decided:
-                    acc[lane, j] = value
-                    continue
-            acc[lane, j] = _fused_dot(sa[row], ea[row], sb[column], eb[column], c)
+    a, b = gather_rows(a0, a1, a2, a3), gather_columns(b0, b1)
+    product = np.zeros((8, 16), np.float32)
+    for first in range(0, 4, 2):
+        step_e4m3_as_f16(_byte_pairs(b, first), _byte_pairs(a, first), product)
+    tile = _load_transposed(acc)
+    for row in range(8):
+        for column in range(16):
+            total = np.float32(tile[row, column] + product[row, column])
+            if total != total:
+                total = np.uint32(_NAN_BITS).view(np.float32)
+            tile[row, column] = total
+    _store_transposed(tile, acc)

@@ -26,6 +26,8 @@ stay scalars), tiles are ``(32, n)``, pointers are ``array, indices[32]``, and r
 32 or ``(32, n)``; in WARPGROUP scope the same with 128.
 """
 
+import functools
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,7 +101,7 @@ class Op:
     effects: tuple[Effect, ...] | None
     min_cc: tuple[int, int]
 
-    @property
+    @functools.cached_property
     def arguments(self) -> tuple[str, ...]:
         """Names of the call's arguments: a pointer parameter has two."""
         names: list[str] = []
@@ -107,7 +109,7 @@ class Op:
             names += [p.name, f"{p.name}_index"] if p.is_pointer else [p.name]
         return tuple(names)
 
-    @property
+    @functools.cached_property
     def is_pure(self) -> bool:
         """No memory, no other lanes, no order: may be moved, repeated or dropped."""
         return self.scope is Scope.THREAD and self.effects is None and self.group is None
@@ -150,7 +152,8 @@ def device_op(
     Args:
         signature: operand and result types, in the grammar of the module's docstring.
         ptx: the instruction, with ``<name>`` for an operand (an address for a pointer) and
-            ``<ret>`` for the result; tiles and tuples expand to ``{r0, r1, ...}``.
+            ``<ret>`` for the result; tiles and tuples expand to ``{r0, r1, ...}``, and
+            ``<name[i]>`` is one register of theirs.
         scope: lanes that must call it together.
         timing: see `Timing`.
         group: ``NAME`` for a member of the thread's (warpgroup's) open group of that name,
@@ -180,6 +183,23 @@ def device_op(
         return _make_stub(op)
 
     return declare
+
+
+def op_factory(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Cache a function that declares an op: equal arguments, however spelled, give one op."""
+    signature = inspect.signature(make)
+    made: dict[tuple[Any, ...], Any] = {}
+
+    @functools.wraps(make)
+    def cached(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        key = tuple(bound.arguments.values())
+        if key not in made:
+            made[key] = make(*args, **kwargs)
+        return made[key]
+
+    return cached
 
 
 def _make_stub(op: Op) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from numba.cuda import types
 from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_template
 
 from nbmoe_kernels.device import op as table
+from nbmoe_kernels.device.effects import NamedBarrier
 from nbmoe_kernels.device.unroll import register_unroll
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -66,7 +67,9 @@ class _Operands:
         self.outputs += [_LLVM[dtype]] * max(count, 1)
         self.constraints += ["=" + _CONSTRAINT[dtype]] * max(count, 1)
         if count:
-            self.names[name] = "{" + ", ".join(f"${first + i}" for i in range(count)) + "}"
+            registers = [f"${first + i}" for i in range(count)]
+            self.names[name] = "{" + ", ".join(registers) + "}"
+            self.names |= {f"{name}[{i}]": register for i, register in enumerate(registers)}
         else:
             self.names[name] = f"${first}"
 
@@ -120,7 +123,8 @@ def _emit(op: table.Op, ctx: Any, builder: Any, sig: Any, args: tuple[Any, ...])
         ",".join(operands.constraints),
         side_effect=not op.is_pure,
     )
-    collective = op.scope is not table.Scope.THREAD or op.effects == ()
+    meets = any(isinstance(effect, NamedBarrier) for effect in op.effects or ())
+    collective = op.scope is not table.Scope.THREAD or op.effects == () or meets
     attributes = ("convergent", "nounwind") if collective else ("nounwind",)
     result = builder.call(asm, operands.inputs, attrs=attributes)
     if slots:

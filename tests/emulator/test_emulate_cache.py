@@ -27,7 +27,8 @@ def make(factor):
 
     def kernel(x):
         i = cuda.grid(1)
-        x[i] = scale(ops.shuffle_down(x[i], np.uint32(1)))
+        value = np.int32(scale(ops.shuffle_down(x[i], np.uint32(1))))
+        x[i] = cuda.shfl_sync(0xFFFFFFFF, value, cuda.laneid)  # its own
 
     return kernel
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numba import cuda, uint32
+from numba.cuda import shared, syncthreads, threadIdx
 
 import emulate
 
@@ -44,7 +45,7 @@ def test_bad_shared_memory(launch, shared_bytes):
 
 
 def big_static(x):
-    buffer = cuda.shared.array(50000, uint32)
+    buffer = cuda.shared.array(10000, uint32)
     buffer[0] = uint32(1)
     x[0] = buffer[0]
 
@@ -53,7 +54,7 @@ def test_static_and_dynamic_shared_memory_together(launch):
     x = np.zeros(1, np.uint32)
     launch(big_static, 1, 1, x, shared_bytes=1024)
     with pytest.raises(ValueError, match="shared memory"):
-        launch(big_static, 1, 1, x, shared_bytes=64 * 1024)
+        launch(big_static, 1, 1, x, shared_bytes=192 * 1024)
 
 
 def test_numpy_integers_are_extents(launch):
@@ -123,11 +124,24 @@ def test_report(engine):
     assert again.cached and again.compile_seconds == 0
 
 
+def names_of_its_own(x):
+    part = shared.array(32, np.uint32)
+    part[threadIdx.x] = threadIdx.x
+    syncthreads()
+    x[threadIdx.x] = part[31 - threadIdx.x]
+
+
+def test_members_of_numba_cuda_imported_by_name():
+    x = np.zeros(32, np.uint32)
+    emulate.launch(names_of_its_own, 1, 32, x)
+    assert x.tolist() == list(range(31, -1, -1))
+
+
 def untypable(x):
     x[0] = cuda.no_such_function(1)
 
 
 def test_what_the_engine_does_not_know_is_named(engine):
-    error = {"fast": emulate.CompileError, "interpreted": emulate.KernelError}[engine]
+    error = {"fast": emulate.UnsupportedOp, "interpreted": emulate.EmulationError}[engine]
     with pytest.raises(error, match="no_such_function"):
         emulate.launch(untypable, 1, 1, np.zeros(1, np.uint32), engine=engine)

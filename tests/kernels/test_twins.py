@@ -1,75 +1,26 @@
-"""Op twins against recorded tensor-core bytes, ml_dtypes, exact fractions and numpy."""
+"""Op twins against ml_dtypes, exact fractions and numpy."""
 
 import math
 from fractions import Fraction
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from numba import njit
 
-from nbmoe_kernels.device import convert, nvfp4, warp
+from nbmoe_kernels.device import convert, nvfp4
 from nbmoe_kernels.device import math as device_math
-from nbmoe_kernels.device import mma as _mma_ops  # noqa: F401  declares the mma ops
-from nbmoe_kernels.device.op import TABLE
 
-VECTORS = Path(__file__).parent.parent / "golden" / "tensor_core"
-LANES = np.arange(32)
-G, T = LANES // 4, LANES % 4
 CANONICAL_NAN = np.uint32(0x7FFFFFFF)
 
 # numpy's scalar rules are not numba's; compiled twins are what both engines run.
-_mma = njit(error_model="numpy")(TABLE["mma_m16n8k16_f16"].twin)
 
 
 def compiled(stub):
     return njit(error_model="numpy")(stub.op.twin)
 
 
-def mma_step(a, b, c):
-    """One mma on f16 bits a (16, 16), b (8, 16) and f32 bits c (16, 8), through its fragments."""
-
-    def words(matrix, row, k):
-        low, high = matrix[row, k].astype(np.uint32), matrix[row, k + 1].astype(np.uint32)
-        return low | high << 16
-
-    acc = np.empty((32, 4), np.float32)
-    places = [(G, 2 * T), (G, 2 * T + 1), (G + 8, 2 * T), (G + 8, 2 * T + 1)]
-    for j, place in enumerate(places):
-        acc[:, j] = c.view(np.float32)[place]
-    a_words = [words(a, G + 8 * (i % 2), 2 * T + 8 * (i // 2)) for i in range(4)]
-    _mma(acc, *a_words, words(b, G, 2 * T), words(b, G, 2 * T + 8))
-    d = np.empty((16, 8), np.float32)
-    for j, place in enumerate(places):
-        d[place] = acc[:, j]
-    return d.view(np.uint32)
-
-
-def test_mma_equals_recorded_random_tiles():
-    v = np.load(VECTORS / "random_f16.npz")
-    for a, b, c, d in zip(v["A"], v["B"], v["C"], v["D"], strict=True):
-        for rows in (slice(0, 16), slice(16, 32), slice(32, 48), slice(48, 64)):
-            np.testing.assert_array_equal(mma_step(a[rows], b, c[rows]), d[rows])
-
-
-def test_mma_equals_recorded_targeted_dots():
-    v = np.load(VECTORS / "targeted_f16.npz")
-    for first in range(0, len(v["a"]) - 8, 8):
-        dots = slice(first, first + 8)
-        a, c = np.zeros((16, 16), np.uint16), np.zeros((16, 8), np.uint32)
-        a[:8] = v["a"][dots]
-        c[np.arange(8), np.arange(8)] = v["c"][dots]
-        d = mma_step(a, v["b"][dots], c)
-        np.testing.assert_array_equal(d[np.arange(8), np.arange(8)], v["d"][dots])
-
-
-def test_mma_equals_recorded_chains():
-    v = np.load(VECTORS / "chain1024_f16.npz")
-    for a, b, c, d in zip(v["A"], v["B"], v["C"], v["D"], strict=True):
-        for k in range(0, 1024, 16):
-            c = mma_step(a[:, k : k + 16], b[:, k : k + 16], c)
-        np.testing.assert_array_equal(c, d)
+compiled_sqrt = compiled(device_math.sqrt_rn)
 
 
 def some_floats(seed, n=20000):
@@ -95,6 +46,8 @@ def assert_same_floats(got, want):
         (device_math.mul_rn, np.multiply),
         (device_math.div_rn, np.divide),
         (device_math.max_nan, np.maximum),
+        (device_math.max_num, np.fmax),
+        (device_math.min_nan, np.minimum),
         (device_math.min_num, np.fmin),
     ],
     ids=lambda x: getattr(x, "__name__", None),
@@ -106,7 +59,7 @@ def test_arithmetic_equals_numpy(stub, oracle):
     got = np.array([twin(x, y) for x, y in zip(a, b, strict=True)], np.float32)
     with np.errstate(all="ignore"):
         want = oracle(a, b)
-    if oracle in (np.maximum, np.fmin):
+    if oracle in (np.maximum, np.minimum, np.fmax, np.fmin):
         # numpy leaves the sign of a zero among equals open.
         zeros = (want == 0) & (got == 0)
         got[zeros] = want[zeros]
@@ -116,8 +69,27 @@ def test_arithmetic_equals_numpy(stub, oracle):
 def test_zero_signs_of_min_and_max():
     minus, plus = np.float32(-0.0), np.float32(0.0)
     for a, b in ((minus, plus), (plus, minus)):
-        assert math.copysign(1, compiled(device_math.min_num)(a, b)) == -1
-        assert math.copysign(1, compiled(device_math.max_nan)(a, b)) == 1
+        for smaller in (device_math.min_num, device_math.min_nan):
+            assert math.copysign(1, compiled(smaller)(a, b)) == -1
+        for larger in (device_math.max_num, device_math.max_nan):
+            assert math.copysign(1, compiled(larger)(a, b)) == 1
+
+
+def test_square_root_equals_numpy():
+    x = some_floats(13)
+    got = np.array([compiled_sqrt(v) for v in x], np.float32)
+    with np.errstate(invalid="ignore"):
+        assert_same_floats(got, np.sqrt(x))
+
+
+def test_integer_part_saturates():
+    edges = [2.0**31, -(2.0**31), 2147483520.0, -2147483648.0, 1e30, -1e30, np.inf, -np.inf]
+    x = np.concatenate([some_floats(14), np.array([*edges, 0.99, -0.99, 1.5], np.float32)])
+    twin = compiled(device_math.i32_of_f32)
+    with np.errstate(invalid="ignore"):
+        want = np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=2.0**40, neginf=-(2.0**40))
+    want = np.clip(np.trunc(want), -(2**31), 2**31 - 1).astype(np.int64)
+    np.testing.assert_array_equal([int(twin(v)) for v in x], want)
 
 
 def round_fraction(x):
@@ -168,6 +140,38 @@ def test_f16_conversions_equal_numpy():
         want = x.astype(np.float16).view(np.uint16)
     want[np.isnan(x)] = 0x7FFF
     np.testing.assert_array_equal([convert.f16_of_f32(np.float32(v)) for v in x], want)
+
+
+def test_packed_f16_conversion_equals_numpy():
+    x = some_floats(15)
+    twin = compiled(convert.f16x2_of_f32)
+    words = np.array([twin(high, low) for high, low in zip(x, x[::-1], strict=True)], np.uint32)
+    with np.errstate(all="ignore"):
+        want = x.astype(np.float16).view(np.uint16)
+    want[np.isnan(x)] = 0x7FFF
+    np.testing.assert_array_equal(words >> 16, want)
+    np.testing.assert_array_equal(words & 0xFFFF, want[::-1])
+
+
+def test_packed_e4m3_conversions_equal_ml_dtypes():
+    x = some_floats(16)
+    codes = np.arange(256, dtype=np.uint8)
+    exact = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    ties = (exact[:-1] + exact[1:]) / 2
+    x = np.concatenate([x, exact, ties, np.nextafter(ties, np.float32(0)), exact * 1.001])
+    twin = compiled(convert.e4m3x2_of_f32)
+    words = np.array([twin(high, low) for high, low in zip(x, x[::-1], strict=True)], np.uint32)
+    with np.errstate(all="ignore"):
+        want = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    want[np.isnan(x)] = 0x7F
+    np.testing.assert_array_equal(words >> 8, want)
+    np.testing.assert_array_equal(words & 0xFF, want[::-1])
+    back = compiled(convert.f16x2_of_e4m3x2)
+    halves = np.array([back(np.uint32(c | (255 - c) << 8)) for c in range(256)], np.uint32)
+    want = exact.astype(np.float16).view(np.uint16)
+    want[np.isnan(exact)] = 0x7FFF
+    np.testing.assert_array_equal(halves & 0xFFFF, want)
+    np.testing.assert_array_equal(halves >> 16, want[::-1])
 
 
 def test_f16_product_equals_numpy():
@@ -262,16 +266,3 @@ def test_exp_is_within_an_ulp_and_monotone_at_the_ends():
         assert np.isinf(exp(np.float32(89))) and np.isinf(exp(np.float32(np.inf)))
     assert exp(np.float32(-np.inf)) == exp(np.float32(-88)) < 1e-38
     assert exp(np.float32(0)) == 1 and np.isnan(exp(np.float32(np.nan)))
-
-
-def test_warp_twins_by_definition():
-    value = np.random.default_rng(11).integers(0, 5, 32).astype(np.uint32)
-    np.testing.assert_array_equal(compiled(warp.shuffle_xor)(value, np.uint32(5)), value[LANES ^ 5])
-    shifted = compiled(warp.shuffle_up)(value, np.uint32(3))
-    np.testing.assert_array_equal(shifted, np.concatenate([value[:3], value[:-3]]))
-    source = np.random.default_rng(12).integers(0, 64, 32).astype(np.uint32)
-    np.testing.assert_array_equal(compiled(warp.shuffle_from)(value, source), value[source % 32])
-    masks = compiled(warp.match_any)(value)
-    for lane in LANES:
-        assert masks[lane] == sum(1 << int(o) for o in LANES if value[o] == value[lane])
-    assert compiled(warp.count_bits)(np.uint32(0xF00F0001)) == 9

@@ -1,0 +1,1 @@
+"""Speed of the engines next to Numba's simulator: `python -m emulate bench`."""

@@ -1,0 +1,155 @@
+"""Runs the library's own kernels through `emulate.check`, at small shapes."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emulate
+from nbmoe import backend, ops
+from nbmoe_kernels import heuristics
+from nbmoe_kernels.device.op import NUMPY_TYPES
+from tests.ops.operands import make_product
+from tests.strategies import Slots
+
+
+class CheckingExecutor:
+    """An executor that checks every launch.
+
+    Attributes:
+        reports: one a launch.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.reports: list[emulate.Report] = []
+        self.kernels: list[str] = []
+
+    def __call__(self, kernel: Any, grid: Any, args: tuple[Any, ...], stream: Any) -> None:
+        self.kernels.append(kernel.name)
+        report = emulate.check(
+            kernel.py_func,
+            grid,
+            kernel.threads,
+            *(_typed(p, a) for p, a in zip(kernel.params, args, strict=True)),
+            shared_bytes=kernel.shared_bytes,
+            **self.options,
+        )
+        self.reports.append(report)
+
+    @property
+    def findings(self) -> list[emulate.Finding]:
+        """Of all launches."""
+        return [finding for report in self.reports for finding in report.findings]
+
+
+def _typed(param: Any, value: Any) -> Any:
+    """An argument with the type that the kernel's parameter declares."""
+    kind = np.dtype(NUMPY_TYPES[param.dtype])
+    if param.kind == "scalar":
+        return kind.type(value)
+    return value.reshape(-1).view(kind) if value.size else np.zeros(1, kind)
+
+
+@contextmanager
+def checking(**options: Any) -> Any:
+    """Within it, `nbmoe.ops` on the emulator are checked; gives the executor."""
+    executor = CheckingExecutor(**options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "executor", lambda name, device=None: executor)
+        yield executor
+
+
+def _indices() -> Callable[[], Any]:
+    rng = np.random.default_rng(1)
+    ids = np.stack([rng.permutation(6)[:3] for _ in range(17)]).astype(np.int32)
+    ids[4] = -1
+    return lambda: ops.moe_create_indices(ids, 6, backend="emulate")
+
+
+def _quantize(width: int) -> Callable[[], Any]:
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((20, width)).astype(np.float32)
+    import ml_dtypes
+
+    x = x.astype(ml_dtypes.bfloat16)
+    starts = np.array([0, 9, 20], np.uint32)
+    offsets = np.array([0, 1], np.uint32)
+    ids = np.array([1, 0], np.int32)
+    scales = np.array([0.5, 2.0], np.float32)
+    quantize = ops.grouped_quantize_dynamic_block_scaled
+    return lambda: quantize(x, starts, offsets, ids, scales, backend="emulate")
+
+
+def _finalize() -> Callable[[], Any]:
+    import ml_dtypes
+
+    rng = np.random.default_rng(3)
+    down = rng.standard_normal((6, 16)).astype(ml_dtypes.bfloat16)
+    order = np.array([0, 5, 3, 0xFFFFFFFF, 1, 2], np.uint32)
+    weights = rng.uniform(0, 1, (3, 2)).astype(np.float32)
+    return lambda: ops.moe_finalize(down, order, weights, backend="emulate")
+
+
+def _with_config(config: Any, call: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heuristics, "grouped_matmul_config", lambda *args: config)
+            return call()
+
+    return run
+
+
+def _slots(config: Any) -> Slots:
+    # Interpreting a large tile takes seconds, however few of its rows are used.
+    return Slots((3, 2), (1, 0), 2, 0) if config.block_m == 16 else Slots((3,), (0,), 1, 0)
+
+
+def _matmul(config: Any, width: int) -> Callable[[], Any]:
+    p = make_product(4, _slots(config), 16, width, row_scales=True)
+    matmul = ops.grouped_matmul_block_scaled
+    return _with_config(
+        config,
+        lambda: matmul(*p.operands, p.expert_scales, a_row_scales=p.row_scales, backend="emulate"),
+    )
+
+
+def _swiglu(config: Any, width: int, match_bf16: bool) -> Callable[[], Any]:
+    p = make_product(5, _slots(config), 64, width)
+    inverse = np.array([0.5, 2.0], np.float32)[: len(p.slots.counts)]
+    swiglu = ops.grouped_matmul_blocked_swiglu
+    return _with_config(
+        config,
+        lambda: swiglu(
+            *p.operands,
+            expert_scales=p.expert_scales,
+            c_input_scales=inverse,
+            match_bf16=match_bf16,
+            backend="emulate",
+        ),
+    )
+
+
+LONG, WIDE, NARROW = 640, 32, 48
+"""Values of K: stages are used again; one stage; rows that allow 8-byte copies only."""
+
+
+def shipped() -> dict[str, Callable[[], Any]]:
+    """One call for every kernel of the catalog, by name."""
+    wide = heuristics.grouped_matmul_configs(WIDE)
+    narrow = heuristics.grouped_matmul_configs(NARROW)[-1]
+    calls = {
+        "create_indices": _indices(),
+        "quantize_80": _quantize(80),
+        "quantize_64": _quantize(64),
+        "finalize": _finalize(),
+        "matmul_narrow": _matmul(narrow, NARROW),
+        "swiglu_narrow": _swiglu(narrow, NARROW, False),
+    }
+    for config in wide:
+        width = LONG if config.block_m == 16 else WIDE
+        calls[f"matmul_{config.name}"] = _matmul(config, width)
+        calls[f"swiglu_{config.name}"] = _swiglu(config, width, True)
+    return calls

@@ -1,0 +1,197 @@
+"""Mutation: what is edited, and that a small kernel's mutants are killed for the right reason."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import cuda, int32
+
+import emulate
+from emulate.mutate import KernelScore, Subject, Verdict, mutants, mutate_kernel, subjects
+from emulate.mutate import run as mutate_run
+from emulate.mutate.equivalent import REASONS
+from nbmoe_kernels.catalog import catalog
+from nbmoe_kernels.device.atomics import reduction, wait_ge
+from nbmoe_kernels.device.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
+from nbmoe_kernels.device.memory import cp_async, cp_async_commit, cp_async_wait
+from nbmoe_kernels.device.op import device_function, unroll
+from nbmoe_kernels.device.sync import named_barrier_sync
+from nbmoe_kernels.device.warp import shuffle_xor, sync_warp
+
+STAGES = 3
+copy, wait = cp_async(4), cp_async_wait(1)
+arrive, wait_count = reduction("add", order="release"), wait_ge()
+
+
+@device_function
+def exchange(part, t):
+    """The left neighbour's element."""
+    cuda.syncthreads()
+    return part[max(t - 1, 0)]
+
+
+def shifted(x, out):
+    part = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    part[t] = x[t]
+    left = exchange(part, t)
+    total = int32(0)
+    for _ in unroll(range(2)):
+        total += left
+    out[t] = total
+
+
+def rich(x, out, count):
+    part = cuda.shared.array(64, np.uint32)
+    bar = cuda.shared.array(1, np.uint64)
+    mbarrier_init(bar, 0, np.uint32(64))
+    mbarrier_arrive(bar, 0)
+    mbarrier_wait(bar, 0, np.uint32(1))
+    named_barrier_sync(np.uint32(1), np.uint32(64))
+    copy(part, np.uint32(0), x, np.uint64(0), np.uint32(4))
+    cp_async_commit()
+    wait()
+    sync_warp()
+    arrive(count, 0, np.uint32(1))
+    wait_count(count, 0, np.uint32(2))
+    out[0] = shuffle_xor(part[0], np.uint32(1)) + np.uint32(STAGES - 1)
+
+
+def subject(kernel, want=None):
+    x = np.arange(1, 65, dtype=np.int32)
+    return Subject("small", kernel, 1, 64, 0, lambda: (x, np.zeros(64, np.int32)))
+
+
+def test_edits_of_a_kernel_and_its_device_functions():
+    assert [mutant.name for mutant in mutants(shifted)] == [
+        "shifted: for _ in range(2): end +1",
+        "shifted: for _ in range(2): end -1",
+        "exchange: delete cuda.syncthreads()",
+    ]
+
+
+def test_edits_follow_from_the_effects_of_ops():
+    found = [mutant.what for mutant in mutants(rich)]
+    for op in (
+        "mbarrier_init(bar, 0, np.uint32(64))",
+        "mbarrier_arrive(bar, 0)",
+        "mbarrier_wait(bar, 0, np.uint32(1))",
+        "named_barrier_sync(np.uint32(1), np.uint32(64))",
+        "cp_async_commit()",
+        "wait()",
+        "sync_warp()",
+        "arrive(count, 0, np.uint32(1))",
+        "wait_count(count, 0, np.uint32(2))",
+    ):
+        assert f"delete {op}" in found
+    assert not any("shuffle_xor" in what or "delete copy" in what for what in found)
+    assert "wait(): 2 open groups instead of 1" in found
+    assert "wait(): 0 open groups instead of 1" in found
+    assert "mbarrier_init(bar, 0, np.uint32(64)): count +1" in found
+    assert "named_barrier_sync(np.uint32(1), np.uint32(64)): count -1" in found
+    assert "mbarrier_wait(bar, 0, np.uint32(1)): parity swapped" in found
+    for change in ("relaxed instead of release", "cta instead of gpu"):
+        assert f"arrive(count, 0, np.uint32(1)): {change}" in found
+    assert "wait_count(count, 0, np.uint32(2)): relaxed instead of acquire" in found
+    assert "STAGES - 1: +1" in found
+    assert len(found) == len(set(found))
+
+
+def test_mutants_have_lines_and_leave_the_kernel_alone():
+    made = mutants(shifted)
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert source[made[-1].line - 1].strip() == "cuda.syncthreads()"
+    assert made[-1].file == __file__
+    x, out = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    emulate.launch(made[0].kernel, 1, 64, x, out, engine="interpreted")
+    assert out[2] == 3, "three turns instead of two"
+    emulate.launch(shifted, 1, 64, x, out, engine="interpreted")
+    assert out[2] == 2
+    assert not emulate.check(shifted, 1, 64, x, out, schedules="fifo").findings
+    (finding,) = emulate.check(made[-1].kernel, 1, 64, x, out, schedules="fifo").findings[:1]
+    assert finding.sites[-1].file == __file__
+
+
+def test_a_small_kernel_is_killed_completely():
+    score = mutate_kernel(subject(shifted))
+    assert [bool(verdict.killed_by) for verdict in score.verdicts] == [True] * 3
+    assert score.verdicts[0].killed_by == "bytes"
+    assert score.rate == 1.0 and score.killed == 3
+
+
+def test_a_race_that_does_not_show_in_the_bytes_is_killed_by_a_finding():
+    def same(x, out):
+        flag = cuda.shared.array(1, int32)
+        flag_at = cuda.threadIdx.x * 0
+        if cuda.threadIdx.x == 0:
+            flag[flag_at] = 5
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            out[0] = flag[0]
+        cuda.syncthreads()
+        flag[0] = int32(out[1])  # BUG: all threads write one value
+
+    with pytest.raises(RuntimeError, match="RACE_WAW"):
+        mutate_kernel(subject(same))
+
+
+def test_survivors_count_and_equivalents_do_not(monkeypatch):
+    def idle(x, out):
+        out[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+        cuda.syncthreads()
+
+    score = mutate_kernel(subject(idle))
+    assert score.rate == 0.0
+    assert [v.mutant for v in score.survivors] == ["idle: delete cuda.syncthreads()"]
+    monkeypatch.setitem(REASONS, "idle: delete cuda.syncthreads()", "nothing comes after it")
+    score = mutate_kernel(subject(idle))
+    assert score.rate == 1.0 and score.counted == 0 and not score.survivors
+    score = mutate_kernel(subject(shifted), everything=True)
+    assert score.killed == 3
+
+
+def test_every_shipped_kernel_has_a_launch():
+    assert [s.name for s in subjects()] == [kernel.name for kernel in catalog()]
+
+
+def test_every_reason_is_about_a_mutant_that_exists():
+    # One kernel of each source, and one for each depth of the pipeline.
+    chosen = ("moe_create_indices_64", "matmul_grouped_nvfp4_sm80_m16", "swiglu_nvfp4_sm80_m64")
+    kernels = [s.kernel for s in subjects() if any(part in s.name for part in chosen)]
+    assert len(kernels) == len(chosen)
+    known = {mutant.name for kernel in kernels for mutant in mutants(kernel)}
+    assert set(REASONS) <= known
+    assert all(REASONS.values())
+
+
+def test_the_page_lists_the_equivalent_mutants():
+    page = Path(__file__).parents[2] / "docs" / "emulate" / "mutation.md"
+    rows = re.findall(r"^\| `(.*?)` \| (.*) \|$", page.read_text(encoding="utf-8"), re.M)
+    assert dict(rows) == REASONS
+
+
+def test_finalize_is_killed_completely():
+    (finalize,) = (s for s in subjects() if s.name == "moe_finalize")
+    score = mutate_kernel(finalize)
+    assert score.rate == 1.0 and score.killed == len(score.verdicts) == 4
+
+
+def test_main_reports_and_fails(capsys, monkeypatch):
+    killed = Verdict("f: a", "delete", "f.py", 3, "RACE_RAW", "", "fifo", 0.1)
+    alive = Verdict("f: b", "count", "f.py", 4, "", "", "", 0.1)
+    for verdicts, status in (((killed,), 0), ((killed, alive), 1)):
+        score = KernelScore("kernel", verdicts)
+        monkeypatch.setattr(mutate_run, "run", lambda *_, kept=score: [kept])
+        assert mutate_run.main(json=True) == status
+        document = json.loads(capsys.readouterr().out)
+        assert document["kernels"][0]["killed"] == 1
+        assert document["kernels"][0]["mutants"] == len(verdicts)
+        assert mutate_run.main() == status
+        assert ("survives: line 4" in capsys.readouterr().out) == bool(status)
+
+
+def test_an_unknown_kernel_is_an_error(capsys):
+    assert mutate_run.main("no such kernel") == 2
+    assert "moe_finalize" in capsys.readouterr().out

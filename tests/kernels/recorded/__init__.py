@@ -1,0 +1,1 @@
+"""What ops do on a GPU, recorded by `record`, to compare their twins with."""
