@@ -289,7 +289,10 @@ class Matrix(Tracked):
             i, j = _as_index(row), _as_index(column)
         except (TypeError, ValueError):
             return Tracked.__getitem__(self, index)
-        if not (0 <= i < self._rows and 0 <= j < self._columns):
+        try:
+            # NumPy checks the upper bounds; a negative index has a bit that both signs share.
+            value = self.data[i, j] if i | j >= 0 else self.data[self._rows, 0]
+        except IndexError:
             return hooks.out_of_bounds(self, (i, j), False)
         frame = _getframe(1)
         key = id(frame.f_code) + (frame.f_lasti << 47)
@@ -299,7 +302,28 @@ class Matrix(Tracked):
         _append(self._read + i * self._step_row + j * self._step + site)
         if len(log) > LOG_LIMIT:
             hooks.log_is_full()
-        return self.data[i, j]
+        return value
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        try:
+            row, column = index
+            i, j = _as_index(row), _as_index(column)
+        except (TypeError, ValueError):
+            Tracked.__setitem__(self, index, value)
+            return
+        if not (0 <= i < self._rows and 0 <= j < self._columns):
+            hooks.out_of_bounds(self, (i, j), True)
+            return
+        frame = _getframe(1)
+        key = id(frame.f_code) + (frame.f_lasti << 47)
+        site = shifted_site(key)
+        if site is None:
+            site = new_site(key, frame)
+        _append(self._write + i * self._step_row + j * self._step + site)
+        try:
+            self.data[i, j] = value
+        except OverflowError:
+            self._store((i, j), value)
 
 
 def track(data: np.ndarray, region: Region, address: int, name: str) -> Tracked:
