@@ -8,8 +8,9 @@ Microscaling 1.0; docs/formats.md draws them bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from nbmoe.errors import ShapeError, message
+from nbmoe.errors import ConfigError, ShapeError, message
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class BlockFormat:
         block: Elements that share one scale byte [elements].
         scale: Encoding of the scale byte, "e4m3" or "e8m0".
         has_tensor_scale: Whether a float32 factor per expert multiplies the block scales.
-        storage: numpy dtype name in which elements are stored.
+        codes_dtype: Element type in which results hold codes; inputs may also be plain uint8.
+        scales_dtype: Element type in which results hold scales; inputs may also be plain uint8.
         per_byte: Elements stored in one byte. With 2, the even element is the low nibble.
     """
 
@@ -87,8 +89,9 @@ class BlockFormat:
     block: int
     scale: str
     has_tensor_scale: bool
-    storage: str = "uint8"
-    per_byte: int = 1
+    codes_dtype: str
+    scales_dtype: str
+    per_byte: int
 
     @property
     def max_value(self) -> float:
@@ -123,7 +126,26 @@ class BlockFormat:
         return k
 
 
-NVFP4 = BlockFormat("nvfp4", E2M1, 16, "e4m3", has_tensor_scale=True, per_byte=2)
-MXFP4 = BlockFormat("mxfp4", E2M1, 32, "e8m0", has_tensor_scale=False, per_byte=2)
-MXFP8 = BlockFormat("mxfp8", E4M3, 32, "e8m0", has_tensor_scale=False)
-FORMATS = {fmt.name: fmt for fmt in (NVFP4, MXFP4, MXFP8)}
+NVFP4 = BlockFormat("nvfp4", E2M1, 16, "e4m3", True, "uint8", "uint8", per_byte=2)
+MXFP4 = BlockFormat("mxfp4", E2M1, 32, "e8m0", False, "uint8", "float8_e8m0fnu", per_byte=2)
+MXFP8 = BlockFormat("mxfp8", E4M3, 32, "e8m0", False, "float8_e4m3fn", "float8_e8m0fnu", per_byte=1)
+FORMATS: Final = {fmt.name: fmt for fmt in (NVFP4, MXFP4, MXFP8)}
+
+SCALE_RULES: Final = ("rceil", "even", "floor")
+"""Names of the rules that choose an e8m0 scale (`nbmoe.codecs.encode_e8m0`)."""
+
+PAIRS: Final = ((NVFP4, NVFP4), (MXFP4, MXFP4), (MXFP8, MXFP8), (MXFP8, MXFP4))
+"""Formats of activations and weights that the block-scaled matmuls multiply; the last is W4A8."""
+
+
+def block_format(fmt: str | BlockFormat, api: str, arg: str = "format") -> BlockFormat:
+    """The format of a name; a format is returned as it is.
+
+    Raises:
+        ConfigError: There is no format of that name.
+    """
+    if isinstance(fmt, BlockFormat):
+        return fmt
+    if fmt not in FORMATS:
+        raise ConfigError(message(api, arg, f"one of {tuple(FORMATS)}", repr(fmt)))
+    return FORMATS[fmt]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nbmoe.formats import BlockFormat
+
 
 @dataclass(frozen=True)
 class Elements:
@@ -31,10 +33,29 @@ class Elements:
 CODES = Elements(("uint8",), "packed e2m1 codes", 16)
 SCALES = Elements(("uint8", "float8_e4m3fn"), "e4m3 scale bytes", 16)
 BF16 = Elements(("bfloat16", "uint16"), "or its bit patterns in uint16", 16)
+BLOCK_CODES = Elements(
+    ("uint8", "float8_e4m3fn", "float4_e2m1fn_x2"), "codes of a block format", 16
+)
+BLOCK_SCALES = Elements(("uint8", "float8_e4m3fn", "float8_e8m0fnu"), "block scale bytes", 16)
+FP8 = Elements(("float8_e4m3fn", "uint8"), "e4m3 codes", 16)
 ROW_SCALES = Elements(("bfloat16", "uint16"), "or its bit patterns in uint16", 2)
 F32 = Elements(("float32",), "", 4)
 U32 = Elements(("uint32",), "", 4)
 I32 = Elements(("int32",), "", 4)
+
+
+def codes_of(fmt: BlockFormat) -> Elements:
+    """What holds the codes of a format; results are allocated with the first."""
+    if fmt.per_byte == 2:
+        return Elements(("uint8", "float4_e2m1fn_x2"), f"packed e2m1 codes of {fmt.name}", 16)
+    return Elements((fmt.codes_dtype, "uint8"), f"e4m3 codes of {fmt.name}", 16)
+
+
+def scales_of(fmt: BlockFormat) -> Elements:
+    """What holds the block scales of a format; results are allocated with the first."""
+    typed = "float8_e4m3fn" if fmt.scale == "e4m3" else "float8_e8m0fnu"
+    names = dict.fromkeys((fmt.scales_dtype, "uint8", typed))
+    return Elements(tuple(names), f"{fmt.scale} scale bytes", 16)
 
 
 def dtype_hint(expected: Elements, got: str) -> str:

@@ -6,8 +6,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nbmoe.errors import ShapeError
-from nbmoe.formats import E2M1, E4M3, E5M2, FORMATS, MXFP4, MXFP8, NVFP4
+from nbmoe.errors import ConfigError, ShapeError
+from nbmoe.formats import (
+    E2M1,
+    E4M3,
+    E5M2,
+    FORMATS,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    PAIRS,
+    block_format,
+)
 
 ML_DTYPES = {
     E2M1: ml_dtypes.float4_e2m1fn,
@@ -42,7 +52,16 @@ def test_block_formats():
     assert [f.max_value for f in (NVFP4, MXFP4, MXFP8)] == [6, 6, 448]
     assert [f.tile_columns for f in (NVFP4, MXFP4, MXFP8)] == [64, 128, 128]
     assert [f.has_tensor_scale for f in (NVFP4, MXFP4, MXFP8)] == [True, False, False]
-    assert all(f.storage == "uint8" for f in FORMATS.values())
+    assert [f.codes_dtype for f in (NVFP4, MXFP4, MXFP8)] == ["uint8", "uint8", "float8_e4m3fn"]
+    assert [f.scales_dtype for f in (NVFP4, MXFP4, MXFP8)] == ["uint8"] + 2 * ["float8_e8m0fnu"]
+
+
+def test_formats_by_name():
+    assert block_format("mxfp8", "call") is MXFP8
+    assert block_format(MXFP4, "call") is MXFP4
+    with pytest.raises(ConfigError, match=r"call\(\): format: expected one of .*, got 'int4'"):
+        block_format("int4", "call")
+    assert all(a in FORMATS.values() and w in FORMATS.values() for a, w in PAIRS)
 
 
 def test_sizes_of_a_row():
@@ -62,4 +81,3 @@ def test_descriptors_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         NVFP4.block = 32
     assert hash(NVFP4) == hash(dataclasses.replace(NVFP4))
-    assert np.dtype(NVFP4.storage).itemsize == 1
