@@ -1,9 +1,10 @@
 """Compiles kernels for a GPU that need not be present, and keeps the result on disk.
 
 numba-cuda turns the function into LTO IR and nvJitLink into a cubin (the LTO route keeps
-instructions that whole-program assembly needs, such as `setmaxnreg`). The cache key is the content:
-every source file of this package, the kernel's own file, what its closure holds, the argument
-types, the architecture and the versions of the tools.
+instructions that whole-program assembly needs, such as `setmaxnreg`). Neither contracts
+`a * b + c` to one rounding, so a caller's function in a kernel has the bits of the CPU. The cache
+key is the content: every source file of this package, the kernel's own file, what its closure
+holds, the argument types, the architecture and the versions of the tools.
 """
 
 import functools
@@ -93,15 +94,30 @@ def _library(kernel: Kernel) -> Any:
         cc=kernel.min_cc,
         launch_bounds=(kernel.threads, kernel.min_blocks),
     )
+    library._nvvm_options["fma"] = False
     return library
 
 
 def _link(ltoir: bytes, cc: ComputeCapability) -> bytes:
-    from cuda.core import Linker, LinkerOptions, ObjectCode
+    # Not through cuda.core: its LinkerOptions(fma=False) spells the option -fma=false, which
+    # nvJitLink refuses when it compiles LTO IR.
+    from cuda.bindings import nvjitlink
 
-    options = LinkerOptions(arch=architecture(cc), link_time_optimization=True)
-    cubin = Linker(ObjectCode.from_ltoir(ltoir), options=options).link("cubin")
-    return bytes(cubin.code)
+    options = [f"-arch={architecture(cc)}", "-lto", "-fma=0"]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, ltoir, len(ltoir), "kernel")
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+    except nvjitlink.nvJitLinkError as error:
+        log = bytearray(nvjitlink.get_error_log_size(handle))
+        nvjitlink.get_error_log(handle, log)
+        text = log.decode(errors="replace").strip("\0\n")
+        raise RuntimeError(f"nvJitLink failed for {architecture(cc)}: {text}") from error
+    finally:
+        nvjitlink.destroy(handle)
+    return bytes(cubin)
 
 
 def _numba_types(kernel: Kernel) -> tuple[Any, ...]:
@@ -163,14 +179,29 @@ def content_key(kernel: Kernel, cc: ComputeCapability) -> str:
 def _digest_function(digest: Any, fn: Callable[..., Any]) -> None:
     digest.update(inspect.getsource(fn).encode())
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-        value = cell.cell_contents
-        digest.update(name.encode())
-        if getattr(value, "is_device_function", False):
-            _digest_function(digest, value)
-        elif value in STUBS.values() if callable(value) else False:
-            op = value.op
-            digest.update(f"{op.name}{op.params}{op.result}{op.ptx}".encode())
-        elif isinstance(value, int | float | str | bool | tuple | np.generic | type | None):
-            digest.update(repr(value).encode())
-        else:
-            raise TypeError(f"{fn.__name__}: closure value {name} = {value!r} cannot be hashed")
+        _digest_value(digest, f"{fn.__name__}: closure value {name}", cell.cell_contents)
+    if _is_ours(fn):
+        return  # `_package_digest` covers what it names
+    for name in fn.__code__.co_names:
+        if name in fn.__globals__:
+            _digest_value(digest, f"{fn.__name__}: global {name}", fn.__globals__[name])
+
+
+def _digest_value(digest: Any, what: str, value: Any) -> None:
+    digest.update(what.encode())
+    value = getattr(value, "py_func", value)  # a function that numba has compiled
+    if isinstance(value, pytypes.ModuleType):
+        digest.update(value.__name__.encode())
+    elif callable(value) and value in STUBS.values():
+        op = value.op
+        digest.update(f"{op.name}{op.params}{op.result}{op.ptx}".encode())
+    elif isinstance(value, pytypes.FunctionType):
+        _digest_function(digest, value)
+    elif isinstance(value, int | float | str | bool | tuple | np.generic | type | None):
+        digest.update(repr(value).encode())
+    else:
+        raise TypeError(f"{what} = {value!r} cannot be hashed")
+
+
+def _is_ours(fn: Callable[..., Any]) -> bool:
+    return Path(fn.__code__.co_filename).is_relative_to(Path(__file__).parent)
