@@ -24,6 +24,9 @@ from nbmoe_kernels.device.op import STUBS
 from nbmoe_kernels.kernel import Kernel
 
 ComputeCapability = tuple[int, int]
+LINK_OPTIONS = ("-lto", "-fma=0")
+"""Of nvJitLink, which compiles the LTO IR: NVVM's own option does not bind it."""
+
 _TOOLS = ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core")
 
 
@@ -103,7 +106,7 @@ def _link(ltoir: bytes, cc: ComputeCapability) -> bytes:
     # nvJitLink refuses when it compiles LTO IR.
     from cuda.bindings import nvjitlink
 
-    options = [f"-arch={architecture(cc)}", "-lto", "-fma=0"]
+    options = [f"-arch={architecture(cc)}", *LINK_OPTIONS]
     handle = nvjitlink.create(len(options), options)
     try:
         nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, ltoir, len(ltoir), "kernel")

@@ -1,12 +1,13 @@
 """moe_finalize: the weighted sum of each token's expert rows.
 
-    output[t] = bf16( sum over j of weights[t, j] * down[restore_token_order[t * top_k + j]] )
+    output[t] = bf16( shared[t] + sum over j of weights[t, j] * down[order[t * top_k + j]] )
 
-The sum starts at +0 and takes j in ascending order, one fma each, in f32; it is rounded once. An
-order of 0xFFFFFFFF (a slot that was routed nowhere) contributes nothing.
+with order = restore_token_order. The sum starts at +0, takes shared[t] with weight 1 where there is
+one, then j in ascending order, one fma each, in f32; it is rounded once. An order of 0xFFFFFFFF (a
+slot that was routed nowhere) contributes nothing.
 
 Shapes: output (T, H) bf16, down (M, H) bf16, restore_token_order (T * top_k,) u32, weights
-(T, top_k) f32. H is a multiple of 8.
+(T, top_k) f32, shared (T, H) bf16 if `has_shared`. H is a multiple of 8.
 
 Thread map: block (x, y) handles token x and columns [1024 y, 1024 y + 1024), 8 a thread. No thread
 shares anything with another.
@@ -27,6 +28,7 @@ from nbmoe_kernels.kernel import Executor, Kernel, kernel
 THREADS = 128
 COLUMNS_PER_THREAD = 8
 NO_ROW = np.uint32(0xFFFFFFFF)
+_ONE = np.float32(1.0)
 
 
 @device_function
@@ -44,11 +46,13 @@ def make_moe_finalize() -> Kernel:
 
     @kernel(
         "global u32* output, global u32* down, global u32* restore_token_order, "
-        "global f32* weights, u32 top_k, u32 num_words",
+        "global f32* weights, global u32* shared, u32 top_k, u32 num_words, u32 has_shared",
         threads=THREADS,
         name="moe_finalize",
     )
-    def moe_finalize(output, down, restore_token_order, weights, top_k, num_words):
+    def moe_finalize(
+        output, down, restore_token_order, weights, shared, top_k, num_words, has_shared
+    ):
         token = np.uint32(cuda.blockIdx.x)
         first = np.uint32(np.uint32(cuda.blockIdx.y) * np.uint32(THREADS))
         word = np.uint32(np.uint32(first + np.uint32(cuda.threadIdx.x)) * np.uint32(4))
@@ -56,6 +60,13 @@ def make_moe_finalize() -> Kernel:
             acc = cuda.local.array(8, np.float32)
             for i in unroll(range(8)):
                 acc[i] = np.float32(0.0)
+            if has_shared != np.uint32(0):
+                at = np.uint64(token) * np.uint64(num_words) + np.uint64(word)
+                w0, w1, w2, w3 = load_v4(shared, at)
+                accumulate_pair(acc, 0, _ONE, w0)
+                accumulate_pair(acc, 2, _ONE, w1)
+                accumulate_pair(acc, 4, _ONE, w2)
+                accumulate_pair(acc, 6, _ONE, w3)
             for j in range(top_k):
                 slot = np.uint64(token) * np.uint64(top_k) + np.uint64(j)
                 row = restore_token_order[slot]
@@ -86,13 +97,18 @@ def launch_moe_finalize(
     down: Any,
     restore_token_order: Any,
     weights: Any,
+    shared: Any,
     *,
     num_tokens: int,
     top_k: int,
     num_cols: int,
+    has_shared: bool,
     stream: Any = None,
 ) -> None:
-    """Launch on flat arrays; ``output`` and ``down`` are bf16 pairs viewed as u32."""
+    """Launch on flat arrays; ``output`` and ``down`` are bf16 pairs viewed as u32.
+
+    ``shared`` is too, and is not touched without ``has_shared``.
+    """
     columns = THREADS * COLUMNS_PER_THREAD
     make_moe_finalize().launch(
         executor,
@@ -101,7 +117,9 @@ def launch_moe_finalize(
         down,
         restore_token_order,
         weights,
+        shared,
         top_k,
         num_cols // 2,
+        int(has_shared),
         stream=stream,
     )

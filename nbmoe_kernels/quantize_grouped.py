@@ -1,23 +1,28 @@
-"""Grouped NVFP4 quantize: bf16 rows to e2m1 codes and 5-D tiles of e4m3 block scales.
+"""Block quantize: bf16 rows to codes and 5-D tiles of block scales, in three kernels of one body.
 
-For each block of 16 columns of a row: `nbmoe_kernels.device.nvfp4.block_scale` of the largest
-magnitude under sf_tensor[expert_ids[slot]], and the code of every element. Output row m reads input
-row m, or indices[m] // indices_divisor.
+For each block of 16 (NVFP4) or 32 (MX) columns of a row: the scale of its largest magnitude and the
+code of every element; `block_quantizer` has the formats' arithmetic. Output row m reads input row
+m, or indices[m] // indices_divisor.
 
-Shapes: output (M, K/2) u8; scales (tiles, ceil(K/64), 32, 4, 4) u8; input (R, K) bf16; row_offsets
-(S + 1,) u32; scales_offsets (S,) u32; expert_ids (S,) i32; sf_tensor (E,) f32; indices (M,) u32.
-K is a multiple of 16.
+    grouped      rows in slots; NVFP4 under sf_tensor[expert_ids[slot]]
+    row_scaled   rows in slots, each times 1 / row_scales[m] and rounded to bf16 before; with relu2
+                 x is bf16(max(x, 0)^2) first; NVFP4 under 1
+    rows         all rows are one group; NVFP4 under tensor_scale
 
-Thread map: block (x, y) handles scale tile x (128 rows of one slot) and columns [64 y, 64 y + 64).
-Thread t handles the 16 columns of scale column t % 4 in rows t // 4 + 32 p, p = 0..3: a whole
-block, so no lane needs another. Scale bytes meet in shared memory, byte (t // 4) * 16 + p * 4 +
-t % 4, and leave as one contiguous 512-byte tile.
+Shapes: output (M, K/2) u8, for e4m3 codes (M, K); scales (tiles, ceil(K/(4 block)), 32, 4, 4) u8;
+input (R, K) bf16; row_offsets (S + 1,) u32; scales_offsets (S,) u32; expert_ids (S,) i32; sf_tensor
+(E,) f32; indices (M,) u32; row_scales (M,) bf16. K is a multiple of the block. Arrays that a kernel
+has no use for are not read, nor are expert_ids without has_ids.
+
+Thread map: block (x, y) handles scale tile x (128 rows of one slot) and columns [64 y, 64 y + 64),
+or 128 columns for blocks of 32; its threads as in `quantize_tile`. Scale bytes meet in shared
+memory and leave as one contiguous 512-byte tile.
 
 Padding: rows past the slot's last and columns past K get scale 0 and no codes; tiles that belong to
 no slot are not written. A slot with expert id -1 gets zeros.
 
-Synchronisation: one block barrier between the bytes' stores and the tile's stores (128 threads
-arrive and wait).
+Synchronisation: blocks of 32 join two lanes' maxima by a butterfly shuffle of the whole warp; one
+block barrier between the scale bytes' stores and the tile's stores (128 threads arrive and wait).
 """
 
 import functools
@@ -26,45 +31,80 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.convert import max_nan_bf16x2
-from nbmoe_kernels.device.math import bits_f32, div_rn, max_nan
-from nbmoe_kernels.device.memory import load_shared_word, load_v4, store_v2
-from nbmoe_kernels.device.nvfp4 import NAN_SCALE, block_scale, quantize_8
+from nbmoe_kernels.device.math import div_rn
+from nbmoe_kernels.device.memory import load_shared_word
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
-from nbmoe_kernels.search import locate_rows
+from nbmoe_kernels.quantize_tile import (
+    PASSES,
+    THREADS,
+    amax_of_words,
+    load_16,
+    make_quantize_tile,
+    pair_max,
+    rescale_16,
+)
+from nbmoe_kernels.search import TILE_ROWS, locate_rows
 
-THREADS = 128
-TILE_COLUMNS = 64
-PASSES = 4
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 THREAD_WORDS = 8 * PASSES
-_ONE = np.float32(1.0)
-_MAGNITUDES = np.uint32(0x7FFF7FFF)
-_ALL_SIGNS = np.uint32(0x88888888)
 
 
 @device_function
-def block_amax(words, at):
-    """Largest magnitude of the 16 bf16 in words[at : at + 8]; NaN if any is."""
-    largest = np.uint32(words[at] & _MAGNITUDES)
-    for i in unroll(range(1, 8)):
-        largest = max_nan_bf16x2(largest, np.uint32(words[at + i] & _MAGNITUDES))
-    low = bits_f32(np.uint32(largest << np.uint32(16)))
-    return max_nan(low, bits_f32(np.uint32(largest & np.uint32(0xFFFF0000))))
+def locate_in_slot(row_offsets, scales_offsets, num_active, num_rows, tile):
+    """(slot, first row, rows) of a tile of a slot."""
+    return locate_rows(row_offsets, scales_offsets, num_active, tile, np.uint32(0))
+
+
+@device_function
+def locate_in_all(row_offsets, scales_offsets, num_active, num_rows, tile):
+    """(0, first row, rows) of a tile of all rows."""
+    first_row = np.uint32(tile * TILE_ROWS)
+    return np.uint32(0), first_row, np.uint32(num_rows - first_row)
+
+
+@device_function
+def divide_by_row_scale(words, at, row_scales, row, relu2):
+    """Rescale the 16 bf16 in words[at : at + 8]."""
+    rescale_16(words, at, np.uint32(row_scales[np.uint64(row)]), relu2)
+
+
+@device_function
+def leave(words, at, row_scales, row, relu2):
+    """Keep the bf16 as they are."""
 
 
 @functools.cache
-def make_quantize_grouped() -> Kernel:
-    """The kernel for NVFP4."""
+def make_quantize(kind: str, format: str = "nvfp4", rule: str = "rceil") -> Kernel:
+    """The kernel of a kind: "grouped", "row_scaled" (NVFP4 only) or "rows".
+
+    Args:
+        kind: see above.
+        format: "nvfp4", "mxfp4" or "mxfp8".
+        rule: how MX formats choose a scale, "rceil", "even" or "floor".
+    """
+    has_slots = kind != "rows"
+    locate = locate_in_slot if has_slots else locate_in_all
+    prepare = divide_by_row_scale if kind == "row_scaled" else leave
+    has_factors = kind == "grouped" and format == "nvfp4"
+    tile_map = make_quantize_tile(format, rule)
+    block_scale = tile_map.quantizer.block_scale
+    encode_words, store_codes = tile_map.encode_words, tile_map.store_codes
+    shares_block, scale_shift = tile_map.shares_block, np.uint32(tile_map.shares_block)
+    groups, pass_rows = tile_map.groups, tile_map.pass_rows
+    lane_bits = tile_map.lanes.bit_length() - 1
+    columns, word_shift = tile_map.columns, np.uint32(tile_map.word_shift)
+    suffix = format if rule == "rceil" else f"{format}_{rule}"
 
     @kernel(
         "global u32* output, global u32* scales, global u32* input, global u32* row_offsets, "
         "global u32* scales_offsets, global i32* expert_ids, global f32* sf_tensor, "
-        "global u32* indices, u32 num_active, u32 num_cols, u32 indices_divisor, u32 has_indices",
+        "global u32* indices, global u16* row_scales, u32 num_active, u32 num_rows, u32 num_cols, "
+        "u32 indices_divisor, u32 has_indices, u32 has_ids, u32 relu2, f32 tensor_scale",
         threads=THREADS,
-        name="quantize_grouped_nvfp4",
+        name=f"quantize_{kind}_{suffix}",
     )
-    def quantize_grouped(
+    def quantize(
         output,
         scales,
         input,
@@ -73,85 +113,79 @@ def make_quantize_grouped() -> Kernel:
         expert_ids,
         sf_tensor,
         indices,
+        row_scales,
         num_active,
+        num_rows,
         num_cols,
         indices_divisor,
         has_indices,
+        has_ids,
+        relu2,
+        tensor_scale,
     ):
         scale_bytes = cuda.shared.array(512, np.uint8, alignment=16)
         tile = np.uint32(cuda.blockIdx.x)
         column_tile = np.uint32(cuda.blockIdx.y)
         thread = np.uint32(cuda.threadIdx.x)
-        slot, first_row, rows = locate_rows(
-            row_offsets, scales_offsets, num_active, tile, np.uint32(0)
-        )
+        expert = np.int32(0)
+        slot, first_row, rows = locate(row_offsets, scales_offsets, num_active, num_rows, tile)
         if rows > np.uint32(0):
-            expert = expert_ids[np.uint64(slot)]
-            lane_row = np.uint32(thread >> np.uint32(2))
-            scale_column = np.uint32(thread & np.uint32(3))
-            column = np.uint32(column_tile * np.uint32(TILE_COLUMNS)) + np.uint32(
-                scale_column * np.uint32(16)
-            )
-            column = np.uint32(column)
-            in_columns = column < num_cols and expert >= np.int32(0)
-            words = cuda.local.array(THREAD_WORDS, np.uint32)
-            # All loads are issued before the first is used.
-            for p in unroll(range(PASSES)):
-                row = np.uint32(lane_row + np.uint32(32 * p))
-                if in_columns and row < rows:
-                    source = np.uint32(first_row + row)
-                    if has_indices != np.uint32(0):
-                        source = np.uint32(indices[np.uint64(source)] // indices_divisor)
-                    at = np.uint64(source) * np.uint64(num_cols >> np.uint32(1)) + np.uint64(
-                        column >> np.uint32(1)
-                    )
-                    w0, w1, w2, w3 = load_v4(input, at)
-                    w4, w5, w6, w7 = load_v4(input, at + np.uint64(4))
-                    words[8 * p] = w0
-                    words[8 * p + 1] = w1
-                    words[8 * p + 2] = w2
-                    words[8 * p + 3] = w3
-                    words[8 * p + 4] = w4
-                    words[8 * p + 5] = w5
-                    words[8 * p + 6] = w6
-                    words[8 * p + 7] = w7
-            tensor_scale = _ONE
-            if expert >= np.int32(0):
+            if has_slots and has_ids != np.uint32(0):
+                expert = expert_ids[np.uint64(slot)]
+            if has_factors and expert >= np.int32(0):
                 tensor_scale = sf_tensor[np.uint64(expert)]
+            lane_row = np.uint32(thread >> np.uint32(lane_bits))
+            lane = np.uint32(thread & np.uint32((1 << lane_bits) - 1))
+            column = np.uint32(
+                np.uint32(column_tile * np.uint32(columns)) + np.uint32(lane * np.uint32(16))
+            )
+            is_active = expert >= np.int32(0)
             inverse = div_rn(_ONE, tensor_scale)
-            for p in unroll(range(PASSES)):
-                row = np.uint32(lane_row + np.uint32(32 * p))
-                code = np.uint32(0)
-                if row < rows and column < num_cols:
-                    low = np.uint32(0)
-                    high = np.uint32(0)
-                    if expert >= np.int32(0):
-                        amax = block_amax(words, 8 * p)
-                        code, multiplier = block_scale(amax, tensor_scale, inverse)
-                        # A NaN block's codes are all 7: no signs.
-                        signs = np.uint32(0) if code == NAN_SCALE else _ALL_SIGNS
-                        low = quantize_8(
-                            words[8 * p],
-                            words[8 * p + 1],
-                            words[8 * p + 2],
-                            words[8 * p + 3],
-                            multiplier,
-                            signs,
+            words = cuda.local.array(THREAD_WORDS, np.uint32)
+            for group in unroll(range(groups)):
+                # All loads of a group are issued before the first is used.
+                for p in unroll(range(PASSES)):
+                    row = np.uint32(lane_row + np.uint32(pass_rows * (PASSES * group + p)))
+                    if column < num_cols and is_active and row < rows:
+                        source = np.uint32(first_row + row)
+                        if has_indices != np.uint32(0):
+                            source = np.uint32(indices[np.uint64(source)] // indices_divisor)
+                        at = np.uint64(source) * np.uint64(num_cols >> np.uint32(1)) + np.uint64(
+                            column >> np.uint32(1)
                         )
-                        high = quantize_8(
-                            words[8 * p + 4],
-                            words[8 * p + 5],
-                            words[8 * p + 6],
-                            words[8 * p + 7],
-                            multiplier,
-                            signs,
-                        )
-                    at = np.uint64(np.uint32(first_row + row)) * np.uint64(
-                        num_cols >> np.uint32(3)
-                    ) + np.uint64(column >> np.uint32(3))
-                    store_v2(output, at, low, high)
-                byte = np.uint32(thread >> np.uint32(2)) * np.uint32(16) + np.uint32(4 * p)
-                scale_bytes[np.uint32(byte + scale_column)] = np.uint8(code)
+                        load_16(input, at, words, 8 * p)
+                for p in unroll(range(PASSES)):
+                    row = np.uint32(lane_row + np.uint32(pass_rows * (PASSES * group + p)))
+                    is_row = row < rows and column < num_cols
+                    if is_row and is_active:
+                        prepare(words, 8 * p, row_scales, np.uint32(first_row + row), relu2)
+                    amax = _ZERO
+                    if shares_block:
+                        if is_row and is_active:
+                            amax = amax_of_words(words, 8 * p)
+                        amax = pair_max(amax)
+                    code = np.uint32(0)
+                    if is_row:
+                        w0 = np.uint32(0)
+                        w1 = np.uint32(0)
+                        w2 = np.uint32(0)
+                        w3 = np.uint32(0)
+                        if is_active:
+                            if not shares_block:
+                                amax = amax_of_words(words, 8 * p)
+                            code, multiplier = block_scale(amax, tensor_scale, inverse)
+                            w0, w1, w2, w3 = encode_words(words, 8 * p, code, multiplier)
+                        at = np.uint64(np.uint32(first_row + row)) * np.uint64(
+                            num_cols >> word_shift
+                        ) + np.uint64(column >> word_shift)
+                        store_codes(output, at, w0, w1, w2, w3)
+                    in_tile = pass_rows * (PASSES * group + p)
+                    byte = np.uint32(
+                        np.uint32(lane_row + np.uint32(in_tile % 32)) * np.uint32(16)
+                    ) + np.uint32(4 * (in_tile // 32))
+                    byte = np.uint32(byte + np.uint32(lane >> scale_shift))
+                    if not shares_block or lane & np.uint32(1) == np.uint32(0):
+                        scale_bytes[byte] = np.uint8(code)
             cuda.syncthreads()
             column_tiles = np.uint64(cuda.gridDim.y)
             at = (np.uint64(tile) * column_tiles + np.uint64(column_tile)) * np.uint64(128)
@@ -159,7 +193,7 @@ def make_quantize_grouped() -> Kernel:
                 scale_bytes, np.uint32(thread * np.uint32(4))
             )
 
-    return quantize_grouped
+    return quantize
 
 
 def launch_quantize_grouped(
@@ -178,16 +212,19 @@ def launch_quantize_grouped(
     num_tiles: int,
     indices_divisor: int,
     has_indices: bool,
+    format: str = "nvfp4",
+    scale_rule: str = "rceil",
     stream: Any = None,
 ) -> None:
     """Launch on flat arrays, in the kernel's parameter types.
 
     ``num_active`` is the number of slots, ``num_tiles`` the first dimension of ``scales``. Without
-    ``has_indices`` the array ``indices`` is not read.
+    ``has_indices`` the array ``indices`` is not read, for MX formats nor is ``sf_tensor``.
     """
-    make_quantize_grouped().launch(
+    columns = make_quantize_tile(format, scale_rule).columns
+    make_quantize("grouped", format, scale_rule).launch(
         executor,
-        (num_tiles, -(-num_cols // TILE_COLUMNS), 1),
+        (num_tiles, -(-num_cols // columns), 1),
         output,
         scales,
         input,
@@ -196,9 +233,100 @@ def launch_quantize_grouped(
         expert_ids,
         sf_tensor,
         indices,
+        indices,
         num_active,
+        0,
         num_cols,
         indices_divisor,
         has_indices,
+        True,
+        False,
+        1.0,
+        stream=stream,
+    )
+
+
+def launch_quantize_row_scaled(
+    executor: Executor,
+    output: Any,
+    scales: Any,
+    row_scales: Any,
+    input: Any,
+    row_offsets: Any,
+    scales_offsets: Any,
+    expert_ids: Any,
+    indices: Any,
+    *,
+    num_active: int,
+    num_cols: int,
+    num_tiles: int,
+    indices_divisor: int,
+    has_indices: bool,
+    has_ids: bool,
+    relu2: bool,
+    stream: Any = None,
+) -> None:
+    """Launch on flat arrays; ``row_scales`` is read, so `launch_row_scales` comes before."""
+    columns = make_quantize_tile("nvfp4", "rceil").columns
+    make_quantize("row_scaled").launch(
+        executor,
+        (num_tiles, -(-num_cols // columns), 1),
+        output,
+        scales,
+        input,
+        row_offsets,
+        scales_offsets,
+        expert_ids,
+        indices,
+        indices,
+        row_scales,
+        num_active,
+        0,
+        num_cols,
+        indices_divisor,
+        has_indices,
+        has_ids,
+        relu2,
+        1.0,
+        stream=stream,
+    )
+
+
+def launch_quantize_rows(
+    executor: Executor,
+    output: Any,
+    scales: Any,
+    input: Any,
+    nothing: Any,
+    *,
+    num_rows: int,
+    num_cols: int,
+    tensor_scale: float,
+    format: str,
+    scale_rule: str,
+    stream: Any = None,
+) -> None:
+    """Launch on all ``num_rows`` rows; ``nothing`` stands for the arrays that are not read."""
+    columns = make_quantize_tile(format, scale_rule).columns
+    make_quantize("rows", format, scale_rule).launch(
+        executor,
+        (-(-num_rows // 128), -(-num_cols // columns), 1),
+        output,
+        scales,
+        input,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        0,
+        num_rows,
+        num_cols,
+        1,
+        False,
+        False,
+        False,
+        tensor_scale,
         stream=stream,
     )

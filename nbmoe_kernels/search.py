@@ -49,3 +49,45 @@ def locate_rows(row_offsets, scales_offsets, num_active, tile, tile_row):
     if row_in_slot < count:
         rows = np.uint32(count - row_in_slot)
     return slot, np.uint32(start + row_in_slot), rows
+
+
+@device_function
+def _first_block(row_offsets, slot, block_rows):
+    """The first row block of a slot: floor(start / block_rows) + min(slot, start).
+
+    A slot with rows so has at least as many blocks as it fills, because its start rises by its
+    rows and min(slot, start) by 1; and all slots together have no more than
+    ceil(rows / block_rows) + min(slots, rows), which is what is launched.
+    """
+    start = row_offsets[np.uint64(slot)]
+    return np.uint32(np.uint32(start // block_rows) + min(np.uint32(slot), np.uint32(start)))
+
+
+@device_function
+def locate_row_block(row_offsets, num_active, block, block_rows):
+    """(slot, row, rows): the slot that owns a block of rows, the block's first row in the slot,
+    the slot's rows from there on; 0 rows if the slot ends before.
+
+    The last slot whose first block is not after ``block`` is the owner: empty slots before it
+    share its first block or leave theirs to nobody.
+    """
+    low = np.uint32(0)
+    high = num_active
+    while np.uint32(low + np.uint32(1)) < high:
+        middle = np.uint32(np.uint32(low + high) >> np.uint32(1))
+        if _first_block(row_offsets, middle, block_rows) <= block:
+            low = middle
+        else:
+            high = middle
+    start = row_offsets[np.uint64(low)]
+    count = np.uint32(row_offsets[np.uint64(low) + np.uint64(1)] - start)
+    row = np.uint32(np.uint32(block - _first_block(row_offsets, low, block_rows)) * block_rows)
+    rows = np.uint32(0)
+    if row < count:
+        rows = np.uint32(count - row)
+    return low, row, rows
+
+
+def row_blocks(num_rows: int, num_active: int, block_rows: int) -> int:
+    """Blocks to launch for `num_rows` rows in `num_active` slots, whatever the routing."""
+    return -(-num_rows // block_rows) + min(num_active, num_rows)

@@ -33,10 +33,13 @@ REASONS: dict[str, str] = {
     ),
     "accumulate: wait_for_stage(): 1 open groups instead of 2": _STRONGER,
     "accumulate: wait_for_stage(): 0 open groups instead of 1": _STRONGER,
-    "load_codes: for i in range((rows_in_block * K64 * copies_per_row + threads - 1) // threads): "
-    "end +1": _GUARDED,
-    "load_scales: for i in range((rows_in_block * K64 + threads - 1) // threads): end +1": _GUARDED,
-    "accumulate: K64 - 1: +1": "at most one stage more, past the end of K, whose products are 0",
+    "copy_codes: for i in range((copies + threads - 1) // threads): end +1": _GUARDED,
+    "copy_scales: for i in range((rows_in_block * words + threads - 1) // threads): end +1": (
+        _GUARDED
+    ),
+    "accumulate: stage_blocks - 1: +1": (
+        "at most one stage more, past the end of K, whose products are 0"
+    ),
 }
 
 

@@ -55,6 +55,17 @@ def load_shared_v2(src, src_index):
 
 
 @device_op(
+    "u32[4](shared u32* src)",
+    ptx="ld.shared.v4.u32 <ret>, [<src>];",
+    effects=(reads("src", 16, align=16),),
+)
+def load_shared_v4(src, src_index):
+    """Four consecutive words of shared memory; the address must be a multiple of 16 bytes."""
+    i = np.int64(src_index)
+    return src[i], src[i + 1], src[i + 2], src[i + 3]
+
+
+@device_op(
     "u32(shared u8* src)", ptx="ld.shared.u32 <ret>, [<src>];", effects=(reads("src", 4, align=4),)
 )
 def load_shared_word(src, src_index):

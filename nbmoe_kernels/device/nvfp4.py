@@ -1,4 +1,4 @@
-"""NVFP4 blocks in registers: the scale rule, e2m1 rounding, packing and decoding.
+"""NVFP4 blocks in registers: the scale rule, e2m1 rounding and packing.
 
 Scale of a block with maximum amax under the tensor's inverse scale tsf:
 
@@ -10,7 +10,7 @@ and an element's code is e2m1(x * r).
 
 import numpy as np
 
-from nbmoe_kernels.device.convert import e4m3_of_f32, f32_of_e4m3, mul_f16x2, permute_bytes
+from nbmoe_kernels.device.convert import e4m3_of_f32, f32_of_e4m3, permute_bytes
 from nbmoe_kernels.device.math import (
     add_rn,
     bits_f32,
@@ -110,27 +110,3 @@ def code_of_f32(v):
     magnitude = np.uint32(e2m1_magnitude(v) - INTEGER_BITS)
     sign = np.uint32(np.uint32(f32_bits(v) >> np.uint32(28)) & np.uint32(8))
     return np.uint32(magnitude | sign) if v == v else np.uint32(7)
-
-
-_SIGNS, _MAGNITUDES = np.uint32(0x80008000), np.uint32(0x0E000E00)
-
-
-@device_function
-def decode_8(word, scale, out, at, stride):
-    """Eight codes times a block scale to f16, exactly, times 2^-14.
-
-    out[at + j * stride] gets codes j (low half) and j + 4 (high half) for j = 0..3, the pairs that
-    step j of the matmul sums. A nibble's sign moves to bit 15 and its three magnitude bits to
-    11..9: read as f16 that is the code's value times 2^-14, subnormals included. ``scale`` is the
-    block scale as f16 in both halves; the product has at most 6 significant bits and no bit below
-    2^-24.
-    """
-    w = word
-    p0 = (np.uint32(w << np.uint32(12)) & _SIGNS) | (np.uint32(w << np.uint32(9)) & _MAGNITUDES)
-    p1 = (np.uint32(w << np.uint32(8)) & _SIGNS) | (np.uint32(w << np.uint32(5)) & _MAGNITUDES)
-    p2 = (np.uint32(w << np.uint32(4)) & _SIGNS) | (np.uint32(w << np.uint32(1)) & _MAGNITUDES)
-    p3 = (w & _SIGNS) | (np.uint32(w >> np.uint32(3)) & _MAGNITUDES)
-    out[at] = mul_f16x2(np.uint32(p0), scale)
-    out[at + stride] = mul_f16x2(np.uint32(p1), scale)
-    out[at + 2 * stride] = mul_f16x2(np.uint32(p2), scale)
-    out[at + 3 * stride] = mul_f16x2(np.uint32(p3), scale)

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import emulate
-from nbmoe import backend, ops
+from nbmoe import backend, layouts, ops
+from nbmoe.activation import GatedActivation
+from nbmoe.formats import NVFP4, PAIRS
 from nbmoe_kernels import heuristics
 from nbmoe_kernels.device.op import NUMPY_TYPES
+from tests.fp8_operands import make_problem as make_fp8_problem
 from tests.ops.operands import make_product
 from tests.strategies import Slots
 
@@ -58,7 +61,7 @@ def checking(**options: Any) -> Any:
     """Within it, `nbmoe.ops` on the emulator are checked; gives the executor."""
     executor = CheckingExecutor(**options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "executor", lambda name, device=None: executor)
+        patch.setattr(backend, "executor", lambda name, device=None, **_: executor)
         yield executor
 
 
@@ -107,29 +110,58 @@ def _slots(config: Any) -> Slots:
     return Slots((3, 2), (1, 0), 2, 0) if config.block_m == 16 else Slots((3,), (0,), 1, 0)
 
 
-def _matmul(config: Any, width: int) -> Callable[[], Any]:
-    p = make_product(4, _slots(config), 16, width, row_scales=True)
+def _matmul(config: Any, width: int, pair: Any = (NVFP4, NVFP4)) -> Callable[[], Any]:
+    p = make_product(4, _slots(config), 16, width, row_scales=True, bias=True, pair=pair)
     matmul = ops.grouped_matmul_block_scaled
+    factors = p.expert_scales if pair[0] is NVFP4 else None
     return _with_config(
-        config,
-        lambda: matmul(*p.operands, p.expert_scales, a_row_scales=p.row_scales, backend="emulate"),
+        config, lambda: matmul(*p.operands, factors, **p.keywords, backend="emulate")
     )
 
 
-def _swiglu(config: Any, width: int, match_bf16: bool) -> Callable[[], Any]:
-    p = make_product(5, _slots(config), 64, width)
+def _swiglu(
+    config: Any, width: int, match_bf16: bool = True, pair: Any = (NVFP4, NVFP4), **keywords: Any
+) -> Callable[[], Any]:
+    p = make_product(5, _slots(config), 64, width, bias=True, pair=pair)
     inverse = np.array([0.5, 2.0], np.float32)[: len(p.slots.counts)]
     swiglu = ops.grouped_matmul_blocked_swiglu
+    factors = {"expert_scales": p.expert_scales, "c_input_scales": inverse}
+    keywords |= p.keywords | (factors if pair[0] is NVFP4 else {})
     return _with_config(
-        config,
-        lambda: swiglu(
-            *p.operands,
-            expert_scales=p.expert_scales,
-            c_input_scales=inverse,
-            match_bf16=match_bf16,
-            backend="emulate",
-        ),
+        config, lambda: swiglu(*p.operands, match_bf16=match_bf16, **keywords, backend="emulate")
     )
+
+
+def _ragged(width: int) -> dict[str, Callable[[], Any]]:
+    """bf16 rows: with bf16 and MXFP4 weights, and dense."""
+    import ml_dtypes
+
+    rng = np.random.default_rng(6)
+    bf16 = ml_dtypes.bfloat16
+    x, w = (rng.standard_normal(s).astype(bf16) for s in ((5, width), (2, 24, width)))
+    packed = rng.integers(0, 256, (2, 24, width // 2), np.uint8)
+    scales = layouts.interleave_scales(rng.integers(120, 130, (2, 24, width // 32), np.uint8))
+    slots = np.array([0, 3, 5], np.uint32), np.array([1, 0], np.int32)
+    return {
+        "ragged": lambda: ops.grouped_matmul_ragged(x, w, *slots, backend="emulate"),
+        "w4a16": lambda: ops.grouped_matmul_w4a16(x, packed, scales, *slots, backend="emulate"),
+        "dense": lambda: ops.router_logits(x, w[0, :7], backend="emulate"),
+    }
+
+
+def _fp8(width: int) -> dict[str, Callable[[], Any]]:
+    """Both scalings, grouped."""
+    calls = {}
+    for rowwise in (False, True):
+        p = make_fp8_problem([3, 2], 24, width, rowwise=rowwise)
+        name = "rowwise" if rowwise else "block128"
+        op = (
+            ops.grouped_rowwise_dynamic_scaled_fp8_matmul
+            if rowwise
+            else ops.grouped_dynamic_scaled_fp8_matmul
+        )
+        calls[f"fp8_{name}"] = lambda op=op, p=p: op(*p.arguments(), backend="emulate")
+    return calls
 
 
 LONG, WIDE, NARROW = 640, 32, 48
@@ -137,9 +169,9 @@ LONG, WIDE, NARROW = 640, 32, 48
 
 
 def shipped() -> dict[str, Callable[[], Any]]:
-    """One call for every kernel of the catalog, by name."""
-    wide = heuristics.grouped_matmul_configs(WIDE)
-    narrow = heuristics.grouped_matmul_configs(NARROW)[-1]
+    """One call for every kind of kernel of the catalog, by name."""
+    wide = heuristics.grouped_matmul_configs("nvfp4", "nvfp4", WIDE)
+    narrow = heuristics.grouped_matmul_configs("nvfp4", "nvfp4", NARROW)[-1]
     calls = {
         "create_indices": _indices(),
         "quantize_80": _quantize(80),
@@ -147,9 +179,16 @@ def shipped() -> dict[str, Callable[[], Any]]:
         "finalize": _finalize(),
         "matmul_narrow": _matmul(narrow, NARROW),
         "swiglu_narrow": _swiglu(narrow, NARROW, False),
+        **_ragged(WIDE),
+        **_fp8(WIDE),
     }
     for config in wide:
         width = LONG if config.block_m == 16 else WIDE
         calls[f"matmul_{config.name}"] = _matmul(config, width)
-        calls[f"swiglu_{config.name}"] = _swiglu(config, width, True)
+        calls[f"swiglu_{config.name}"] = _swiglu(config, width)
+    oai = GatedActivation("swigluoai", 1.702, 7.0)
+    for pair in PAIRS[1:]:
+        config = heuristics.grouped_matmul_configs(pair[0].name, pair[1].name, WIDE)[0]
+        calls[f"matmul_{config.name}"] = _matmul(config, WIDE, pair)
+        calls[f"swiglu_{config.name}"] = _swiglu(config, WIDE, pair=pair, activation=oai)
     return calls
