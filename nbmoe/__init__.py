@@ -18,11 +18,13 @@ if TYPE_CHECKING:
         backend,
         checkpoints,
         codecs,
+        config,
         formats,
         layouts,
         nn,
         ops,
         reference,
+        strategies,
     )
     from nbmoe.ops import (
         RoutingIndices,
@@ -43,6 +45,7 @@ __all__ = [
     "backend",
     "checkpoints",
     "codecs",
+    "config",
     "errors",
     "formats",
     "grouped_matmul_block_scaled",
@@ -55,6 +58,7 @@ __all__ = [
     "ops",
     "reference",
     "route",
+    "strategies",
 ]
 
 _MODULES = frozenset(
@@ -63,11 +67,13 @@ _MODULES = frozenset(
         "backend",
         "checkpoints",
         "codecs",
+        "config",
         "formats",
         "layouts",
         "nn",
         "ops",
         "reference",
+        "strategies",
     }
 )
 

@@ -1,151 +1,54 @@
 """Arrays at the boundary: what is accepted, described once, and allocated in kind.
 
-Accepted are
+| arrays                                    | results                                           |
+|-------------------------------------------|---------------------------------------------------|
+| numpy, with `ml_dtypes` types or bits     | numpy                                             |
+| Numba's CUDA simulator                    | the same                                          |
+| torch, on the host or a GPU, with its eight-bit and four-bit floats | torch, on the same device |
+| jax, on the host or a GPU                 | jax; `out=` is refused, as its arrays are immutable |
+| cupy                                      | cupy                                              |
+| numba, anything with `__cuda_array_interface__` | numba device arrays                         |
+| anything else with `__dlpack__`           | numpy on the host, numba device arrays on a GPU   |
 
-* numpy arrays, with `ml_dtypes` types or the bit patterns in unsigned integers;
-* arrays of Numba's CUDA simulator (`NUMBA_ENABLE_CUDASIM=1`);
-* anything on a GPU with `__cuda_array_interface__` (numba, cupy, ...);
-* CUDA tensors of torch, by duck typing: this package never imports torch.
-
-Results come back as the same kind of array as the operands.
+Nothing is copied. torch, jax and cupy are never imported here. numba and cupy carry bfloat16 as
+uint16 and eight-bit floats as uint8.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from nbmoe.errors import ArgTypeError, DTypeError, LayoutError, message
+from nbmoe.errors import ArgTypeError, message
+from nbmoe.operand import (
+    BFLOAT16,
+    Array,
+    Extent,
+    Kind,
+    dtype_name,
+    extent,
+    named_dtype,
+    plain_dtype,
+)
+from nbmoe.protocols import cuda_interface, dlpack, jax_array, torch_tensor
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
-_EXTENDED = {
-    name: np.dtype(getattr(ml_dtypes, name))
-    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
-}
-
-
-def named_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype of an element type's name, those of `ml_dtypes` included."""
-    return _EXTENDED[name] if name in _EXTENDED else np.dtype(name)
-
-
-class Kind(Enum):
-    """Who owns an array's memory."""
-
-    NUMPY = "numpy"
-    SIMULATOR = "numba simulator"
-    CUDA = "cuda"
-    TORCH = "torch cuda"
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the memory is a GPU's."""
-        return self in (Kind.CUDA, Kind.TORCH)
-
-
-class Extent(NamedTuple):
-    """How an array lies in memory: sizes and steps without an address.
-
-    Attributes:
-        shape: Sizes [elements].
-        itemsize: Size of an element [bytes].
-        strides: Distance between neighbours along each axis [bytes].
-        nbytes: Bytes of all elements.
-        is_contiguous: Whether elements lie in C order without gaps; axes of one element do not
-            matter.
-    """
-
-    shape: tuple[int, ...]
-    itemsize: int
-    strides: tuple[int, ...]
-    nbytes: int
-    is_contiguous: bool
-
-
-@functools.lru_cache(maxsize=4096)
-def extent(shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None) -> Extent:
-    """Works out an array's extent; calls repeat with the same few.
-
-    Args:
-        shape: Sizes [elements].
-        itemsize: Size of an element [bytes].
-        strides: Distance between neighbours [bytes], None for C order.
-    """
-    c_strides, step = [], itemsize
-    for n in reversed(shape):
-        c_strides.append(step)
-        step *= n
-    c_strides.reverse()
-    if strides is None:
-        strides = tuple(c_strides)
-    in_order = len(strides) == len(shape) and all(
-        n == 1 or stride == c_stride
-        for n, stride, c_stride in zip(shape, strides, c_strides, strict=True)
-    )
-    return Extent(shape, itemsize, strides, step, step == 0 or in_order)
-
-
-class Array(NamedTuple):
-    """What an operand is, without its data.
-
-    Attributes:
-        owner: The caller's object, which keeps the memory alive.
-        kind: Who owns the memory.
-        dtype: Name of the element type, for example "uint8" or "bfloat16".
-        extent: Sizes and steps.
-        pointer: Address of the first element.
-        writeable: Whether outputs may be stored there.
-        view: The memory as numpy, None for memory of a GPU.
-        device: Ordinal of the GPU, None where the memory is the host's or the owner does not say.
-        stream: Stream that the owner exports the memory on, None if it does not.
-    """
-
-    owner: Any
-    kind: Kind
-    dtype: str
-    extent: Extent
-    pointer: int
-    writeable: bool
-    view: NDArray[Any] | None = None
-    device: int | None = None
-    stream: int | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes [elements]."""
-        return self.extent.shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Distance between neighbours along each axis [bytes]."""
-        return self.extent.strides
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self.extent.nbytes
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.extent.nbytes // self.extent.itemsize
-
-    def overlaps(self, other: Array) -> bool:
-        """Whether two contiguous arrays share a byte."""
-        mine, theirs = self.extent.nbytes, other.extent.nbytes
-        if not (self.pointer < other.pointer + theirs and other.pointer < self.pointer + mine):
-            return False
-        return bool(mine and theirs) and self.kind.on_gpu == other.kind.on_gpu
-
-    def __str__(self) -> str:
-        return f"{self.shape} {self.dtype}"
+__all__ = [
+    "BFLOAT16",
+    "Array",
+    "Extent",
+    "Kind",
+    "describe",
+    "empty",
+    "extent",
+    "is_simulator_array",
+    "like_operand",
+    "named_dtype",
+    "read",
+    "to_backend",
+    "to_numpy",
+]
 
 
 def describe(api: str, arg: str, x: Any) -> Array:
@@ -158,21 +61,29 @@ def describe(api: str, arg: str, x: Any) -> Array:
 
     Raises:
         ArgTypeError: `x` is not an array of an accepted kind.
-        DTypeError: its `__cuda_array_interface__` has no usable element type.
+        DTypeError: its protocol names no usable element type.
         LayoutError: its `__cuda_array_interface__` contradicts itself.
     """
     if isinstance(x, np.ndarray):
         return _from_numpy(x, x, Kind.NUMPY)
     if is_simulator_array(x):
         return _from_numpy(x, x._ary, Kind.SIMULATOR)
-    if callable(getattr(x, "data_ptr", None)):
-        return _from_torch(api, arg, x)
+    if type(x) is jax_array.FreshArray:
+        return jax_array.describe_fresh(api, arg, x)
+    if torch_tensor.is_tensor(x):
+        return torch_tensor.describe(api, arg, x)
+    if jax_array.is_jax(x):
+        return jax_array.describe(api, arg, x)
     interface = getattr(x, "__cuda_array_interface__", None)
     if interface is not None:
-        return _from_interface(api, arg, x, interface)
+        return cuda_interface.describe(api, arg, x, interface)
+    # A numpy scalar exports nothing, but a class may answer for every name.
+    if hasattr(type(x), "__dlpack__") and hasattr(type(x), "__dlpack_device__"):
+        return dlpack.describe(api, arg, x)
     hint = "wrap it with numpy.asarray(x, dtype)" if isinstance(x, list | tuple) else ""
     got = f"{type(x).__name__} {x!r}"[:80]
-    raise ArgTypeError(message(api, arg, "an array (numpy, numba, cupy or torch CUDA)", got, hint))
+    rule = "an array (numpy, numba, torch, jax, cupy or with __dlpack__)"
+    raise ArgTypeError(message(api, arg, rule, got, hint))
 
 
 def is_simulator_array(x: Any) -> bool:
@@ -181,16 +92,11 @@ def is_simulator_array(x: Any) -> bool:
     return type(x).__name__ == "FakeCUDAArray" and isinstance(vars(x).get("_ary"), np.ndarray)
 
 
-@functools.cache
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    return dtype.name if dtype.isnative else f"byte-swapped {dtype.name}"
-
-
 def _from_numpy(owner: Any, x: NDArray[Any], kind: Kind) -> Array:
     return Array(
         owner,
         kind,
-        _dtype_name(x.dtype),
+        dtype_name(x.dtype),
         extent(x.shape, x.dtype.itemsize, x.strides),
         x.__array_interface__["data"][0],
         x.flags.writeable,
@@ -198,100 +104,38 @@ def _from_numpy(owner: Any, x: NDArray[Any], kind: Kind) -> Array:
     )
 
 
-def _from_torch(api: str, arg: str, x: Any) -> Array:
-    if not x.is_cuda:
-        hint = "pass x.numpy(), or move it with x.cuda()"
-        raise ArgTypeError(message(api, arg, "a torch tensor on a GPU", f"one on {x.device}", hint))
-    itemsize = x.element_size()
-    return Array(
-        x,
-        Kind.TORCH,
-        str(x.dtype).removeprefix("torch."),
-        extent(tuple(x.shape), itemsize, tuple(s * itemsize for s in x.stride())),
-        x.data_ptr(),
-        writeable=True,
-        device=x.device.index,
-    )
-
-
-def _from_interface(api: str, arg: str, x: Any, interface: dict[str, Any]) -> Array:
-    shape = tuple(interface["shape"])
-    dtype = getattr(x, "dtype", None)
-    try:
-        # A typestr has no name for bfloat16; the owner's dtype has.
-        dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(interface["typestr"])
-    except TypeError:
-        got = f"typestr {interface['typestr']!r}"
-        raise DTypeError(message(api, arg, "a numpy element type", got)) from None
-    strides = interface.get("strides")
-    strides = None if strides is None else tuple(strides)
-    pointer, read_only = interface["data"]
-    array = Array(
-        x,
-        Kind.CUDA,
-        _dtype_name(dtype),
-        extent(shape, dtype.itemsize, strides),
-        pointer or 0,
-        not read_only,
-        device=_ordinal(x),
-        stream=interface.get("stream"),
-    )
-    _check_interface(api, arg, array, interface)
-    return array
-
-
-def _check_interface(api: str, arg: str, array: Array, interface: dict[str, Any]) -> None:
-    rule = "a consistent __cuda_array_interface__"
-    held = getattr(array.owner, "nbytes", None)
-    extent = array.extent
-    if len(extent.strides) != len(extent.shape):
-        raise LayoutError(
-            message(api, arg, rule, f"strides {array.strides} for shape {array.shape}")
-        )
-    if not array.pointer and extent.nbytes:
-        raise LayoutError(message(api, arg, rule, f"a null pointer for shape {array.shape}"))
-    if isinstance(held, int) and held < extent.nbytes:
-        got = f"{held} bytes for shape {array.shape} of {array.dtype}"
-        raise LayoutError(message(api, arg, rule, got))
-    if interface.get("mask") is not None:
-        raise LayoutError(message(api, arg, "an array without a mask", "a masked array"))
-
-
-def _ordinal(x: Any) -> int | None:
-    device = getattr(x, "device", None)
-    ordinal = getattr(device, "id", None)  # cupy
-    if ordinal is None and (memory := getattr(x, "gpu_data", None)) is not None:  # numba
-        ordinal = getattr(getattr(getattr(memory, "context", None), "device", None), "id", None)
-    return ordinal if isinstance(ordinal, int) else None
-
-
 def empty(like: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
     """Allocates an output of the same kind and on the same device as an operand.
 
-    Host arrays are zeroed, since callers see the bytes that no kernel writes. bfloat16 comes back
-    as `torch.bfloat16` for torch, as uint16 bit patterns for other GPU arrays.
+    Host arrays are zeroed, since callers see the bytes that no kernel writes. An array of jax comes
+    in a `FreshArray`, which an operation takes as `out=` and returns as the array.
 
     Args:
         like: The operand.
         shape: Sizes [elements].
-        dtype: Element type, `ml_dtypes.bfloat16` included.
+        dtype: Element type, those of `ml_dtypes` included.
     """
     dtype = np.dtype(dtype)
-    if like.kind is Kind.TORCH:
-        return like.owner.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype.name))
-    if like.kind is Kind.CUDA:
-        from numba import cuda
-
-        device_type = np.dtype(np.uint16) if dtype == BFLOAT16 else dtype
-        with cuda.gpus[like.device or 0]:
-            return cuda.device_array(shape, device_type)
+    kind = like.kind
+    if kind in (Kind.TORCH, Kind.TORCH_HOST):
+        return torch_tensor.empty(like.owner, shape, dtype, zero=kind is Kind.TORCH_HOST)
+    if kind in (Kind.JAX, Kind.JAX_HOST):
+        return jax_array.empty(like.owner, shape, dtype)
+    if kind is Kind.CUPY:
+        return cuda_interface.cupy_empty(shape, dtype, like.device)
+    if kind.on_gpu:
+        return cuda_interface.empty(shape, dtype, like.device)
     zeros = np.zeros(shape, dtype)
-    return _simulated(zeros) if like.kind is Kind.SIMULATOR else zeros
+    return _simulated(zeros) if kind is Kind.SIMULATOR else zeros
 
 
 def like_operand(array: NDArray[Any], like: Array) -> Any:
     """Returns a host result in the kind of a host operand."""
-    return _simulated(array) if like.kind is Kind.SIMULATOR else array
+    if like.kind is Kind.SIMULATOR:
+        return _simulated(array)
+    if like.kind is Kind.TORCH_HOST:
+        return torch_tensor.from_numpy(array)
+    return jax_array.from_numpy(array) if like.kind is Kind.JAX_HOST else array
 
 
 def _simulated(array: NDArray[Any]) -> Any:
@@ -308,30 +152,36 @@ def to_backend(array: NDArray[Any], backend: str) -> Any:
         backend: "gpu", "cudasim", "emulate" or "reference".
 
     Returns:
-        A numba device array for "gpu" (bfloat16 as uint16 bit patterns) and "cudasim" (Numba's
-        simulator array), the array itself otherwise.
+        A numba device array for "gpu" (types of `ml_dtypes` as unsigned integers) and "cudasim"
+        (Numba's simulator array), the array itself otherwise.
     """
     array = np.ascontiguousarray(array)
     if backend == "gpu":
         from numba import cuda
 
-        return cuda.to_device(array.view(np.uint16) if array.dtype == BFLOAT16 else array)
+        return cuda.to_device(array.view(plain_dtype(array.dtype)))
     return _simulated(array) if backend == "cudasim" else array
 
 
 def to_numpy(array: Any, dtype: DTypeLike | None = None) -> NDArray[Any]:
-    """Copies an array of any accepted kind to the host; waits for the GPU where there is one.
+    """An array of any accepted kind as numpy; waits for the GPU where there is one.
 
     Args:
         array: Any accepted kind of array.
-        dtype: If given, the element type that the bits are, of the same size. Numba device arrays
-            carry bfloat16 as uint16, so this is how it comes back.
+        dtype: If given, the element type that the bits are, of the same size. numba and cupy
+            arrays carry bfloat16 as uint16, so this is how it comes back.
+
+    Returns:
+        A view of host memory, read-only if the array is; a copy of a GPU's.
 
     Raises:
         ArgTypeError: `array` is not an array.
     """
     described = describe("to_numpy", "array", array)
     host = read(described)
+    if not described.writeable and host.flags.writeable:
+        host = host.view()
+        host.flags.writeable = False
     return host if dtype is None else host.view(dtype)
 
 
@@ -340,12 +190,23 @@ def read(array: Array) -> NDArray[Any]:
     if array.view is not None:
         return array.view
     if array.kind is Kind.TORCH:
-        torch = sys.modules["torch"]
-        flat: NDArray[np.uint8] = (
-            array.owner.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
-        )
-        return flat.view(named_dtype(array.dtype)).reshape(array.shape)
-    from numba import cuda
+        return torch_tensor.to_host(array.owner, array.dtype)
+    if array.kind is Kind.JAX:
+        return jax_array.to_host(array.owner)
+    if array.kind is Kind.DLPACK:
+        return cuda_interface.to_host(_DevicePointer(array))
+    return cuda_interface.to_host(array.owner)
 
-    host: NDArray[Any] = cuda.as_cuda_array(array.owner).copy_to_host()
-    return host
+
+class _DevicePointer:
+    """An array on a GPU under an interface that numba reads."""
+
+    def __init__(self, array: Array) -> None:
+        self.owner = array.owner
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": array.shape,
+            "strides": None if array.extent.is_contiguous else array.strides,
+            "typestr": plain_dtype(named_dtype(array.dtype)).str,
+            "data": (array.pointer, not array.writeable),
+        }

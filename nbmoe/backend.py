@@ -26,6 +26,7 @@ import numpy as np
 from nbmoe.arrays import Array
 from nbmoe.errors import ArgTypeError, ConfigError, DeviceError, UnsupportedError, message
 from nbmoe.gpus import MIN_CAPABILITY, find_gpus, missing_packages
+from nbmoe.streams import synchronize
 from nbmoe_kernels.device.op import NUMPY_TYPES, Param
 from nbmoe_kernels.kernel import Executor, Grid, Kernel
 
@@ -228,18 +229,33 @@ def explain(backend: str | None = None) -> str:
 
 
 @functools.cache
-def executor(name: str, device: int | None = None) -> Executor:
+def executor(name: str, device: int | None = None, *, waits: bool = False) -> Executor:
     """Returns the executor of a backend that runs kernels.
 
     Args:
         name: "gpu", "emulate" or "cudasim".
         device: Ordinal of the GPU, None for the current one.
+        waits: Whether a launch on a GPU returns when the kernel has finished, for arrays of
+            libraries whose streams cannot be made to wait (jax).
     """
     if name == "gpu":
         from nbmoe_kernels.launcher import GpuExecutor
 
-        return GpuExecutor(device)
+        return WaitingExecutor(GpuExecutor(device)) if waits else GpuExecutor(device)
     return EmulateExecutor(_ENGINES[name])
+
+
+class WaitingExecutor:
+    """Runs kernels on a GPU and waits for each."""
+
+    def __init__(self, executor: Executor) -> None:
+        """Takes the executor that launches."""
+        self.executor = executor
+
+    def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None:
+        """Launches `kernel` as the executor does; returns when the stream has finished."""
+        self.executor(kernel, grid, args, stream)
+        synchronize(stream)
 
 
 class EmulateExecutor:

@@ -193,7 +193,8 @@ def encode_e8m0(amax: npt.ArrayLike, element: Element, rule: str = "rceil") -> U
             "floor": exponent of amax minus the element's largest exponent (OCP's text).
 
     Returns:
-        uint8 bytes of the same shape. Zero blocks give 0, NaN gives 255.
+        uint8 bytes of the same shape. Zero blocks give 0, NaN gives 255. Infinity gives 254 by
+        "rceil", where it saturates, and 255 less the element's largest exponent by the others.
 
     Raises:
         ConfigError: `rule` is not one of the three.

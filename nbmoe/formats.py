@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from nbmoe.errors import ConfigError, ShapeError, message
+from nbmoe.errors import ArgTypeError, ConfigError, ShapeError, message
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,9 @@ class BlockFormat:
     scales_dtype: str
     per_byte: int
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def max_value(self) -> float:
         """The largest finite element value."""
@@ -142,10 +145,14 @@ def block_format(fmt: str | BlockFormat, api: str, arg: str = "format") -> Block
     """The format of a name; a format is returned as it is.
 
     Raises:
+        ArgTypeError: It is neither.
         ConfigError: There is no format of that name.
     """
     if isinstance(fmt, BlockFormat):
         return fmt
+    if not isinstance(fmt, str):
+        got = f"{type(fmt).__name__} {fmt!r}"
+        raise ArgTypeError(message(api, arg, "a name or a BlockFormat", got))
     if fmt not in FORMATS:
         raise ConfigError(message(api, arg, f"one of {tuple(FORMATS)}", repr(fmt)))
     return FORMATS[fmt]

@@ -8,6 +8,7 @@ from typing import Any
 
 from nbmoe.arrays import Array, Kind
 from nbmoe.errors import ArgTypeError, DeviceError, message
+from nbmoe.protocols import dlpack
 
 DEFAULT = 0
 """Handle of the legacy default stream."""
@@ -30,13 +31,13 @@ def host_stream(api: str, stream: Any) -> None:
 
 
 def gpu_stream(api: str, stream: Any, operands: Iterable[Array]) -> int:
-    """Returns the handle of the stream that a call on a GPU uses.
+    """Returns the handle of the stream that a call on a GPU uses; it waits for DLPack operands.
 
     Args:
         api: Public function, for messages.
         stream: A handle, anything with `__cuda_stream__` (numba, cuda.core), a torch stream, or
-            None: then torch operands use torch's current stream, others the one that they export,
-            and the legacy default stream where there is none.
+            None: then torch operands use torch's current stream, others the one that they export
+            with `__cuda_array_interface__`, and the legacy default stream where there is none.
         operands: The call's arrays.
 
     Raises:
@@ -45,8 +46,14 @@ def gpu_stream(api: str, stream: Any, operands: Iterable[Array]) -> int:
             streams and `stream` does not choose.
     """
     arrays = tuple(operands)
-    if stream is None:
-        return _implied(api, arrays)
+    handle = _implied(api, arrays) if stream is None else _given(api, stream, arrays)
+    for array in arrays:
+        if array.kind is Kind.DLPACK:
+            dlpack.wait_for(array.owner, handle)
+    return handle
+
+
+def _given(api: str, stream: Any, arrays: tuple[Array, ...]) -> int:
     home = next((a.device for a in arrays if a.device is not None), None)
     device = _device(stream)
     if home is not None and device is not None and device != home:
@@ -90,6 +97,20 @@ def _device(stream: Any) -> int | None:
         owner = getattr(stream, "device", None)  # torch; cuda.core
         device = getattr(owner, "index", getattr(owner, "device_id", None))
     return device if type(device) is int else None
+
+
+def synchronize(handle: int) -> None:
+    """Waits until a stream has finished.
+
+    Raises:
+        DeviceError: A kernel on it has failed.
+    """
+    from cuda.bindings import driver
+
+    (error,) = driver.cuStreamSynchronize(handle)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        rule = "a stream that finishes"
+        raise DeviceError(message("synchronize", "stream", rule, f"CUDA error {error}"))
 
 
 def is_capturing(handle: int) -> bool:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nbmoe import layouts
+from nbmoe.backend import simulator_enabled
+from nbmoe.formats import MXFP8, NVFP4, BlockFormat
 
 TOKENS = (0, 1, 2, 16, 17, 127, 128, 129)
 """Around the edges of fragments (16) and scale tiles (128)."""
@@ -21,6 +23,12 @@ COUNTS = (0, 0, 1, 2, 15, 17, 33, 127, 128, 129)
 
 WIDTHS = (16, 48, 64, 80, 112, 144, 176)
 """Multiples of 16, few of them of 64; 176 is 704 / 4."""
+
+MX_WIDTHS = (32, 96, 128, 160, 288)
+"""Multiples of 32, few of them of 64 or 128."""
+
+MANY = 17 if simulator_enabled() else 129
+"""Rows of a large slot: one more than a scale tile, or than a fragment where Python interprets."""
 
 VALUES = ("gauss", "ties", "zeros", "heavy", "nan rows", "tiny", "infinite")
 ROUTINGS = ("uniform", "one expert", "zipf", "empty tail", "masked", "all masked")
@@ -151,11 +159,19 @@ def expert_choice(
     return ids
 
 
-def scale_bytes(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """e4m3 scales: mostly near 1, some subnormal, zero or the largest."""
-    usual = rng.integers(0x28, 0x48, shape, dtype=np.uint8)
-    odd = rng.choice(np.uint8([0x00, 0x01, 0x07, 0x08, 0x7E]), shape)
-    return np.where(rng.random(shape) < 0.05, odd, usual)
+def scale_bytes(
+    rng: np.random.Generator, shape: tuple[int, ...], fmt: BlockFormat = NVFP4
+) -> NDArray[np.uint8]:
+    """Block scales: mostly near 1, some the smallest or the largest that are no NaN.
+
+    Of e8m0 the far ends stay out: products of two of them overflow, and tests of those want them
+    on purpose.
+    """
+    low, high, ends = 0x28, 0x48, [0x00, 0x01, 0x07, 0x08, 0x7E]
+    if fmt is not NVFP4:
+        low, high, ends = 0x7B, 0x83, [0x7F - 50, 0x7F - 20, 0x7F + 20]
+    usual = rng.integers(low, high, shape, dtype=np.uint8)
+    return np.where(rng.random(shape) < 0.05, rng.choice(np.uint8(ends), shape), usual)
 
 
 def factors(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
@@ -165,6 +181,9 @@ def factors(rng: np.random.Generator, count: int) -> NDArray[np.float32]:
     return np.where(rng.random(count) < 0.15, odd, usual)
 
 
-def codes(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Packed e2m1 codes, every nibble equally likely."""
-    return rng.integers(0, 256, shape, dtype=np.uint8)
+def codes(
+    rng: np.random.Generator, shape: tuple[int, ...], fmt: BlockFormat = NVFP4
+) -> NDArray[np.uint8]:
+    """Bytes of codes, every code equally likely; for MXFP8 the largest takes the place of NaN."""
+    values = rng.integers(0, 256, shape, dtype=np.uint8)
+    return np.where(values & 0x7F == 0x7F, values - np.uint8(1), values) if fmt is MXFP8 else values

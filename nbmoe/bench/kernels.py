@@ -134,6 +134,21 @@ def measure_launches(timer: Timer) -> list[dict[str, Any]]:
     ]
 
 
+def write_json(
+    path: str, module: str, argv: list[str] | None, timer: Timer, rows: list[dict[str, Any]]
+) -> None:
+    """Writes rows with the card, the date and the command that made them."""
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "card": timer.device.name,
+        "command": " ".join([f"python -m {module}", *(sys.argv[1:] if argv is None else argv)]),
+        "unit": "us: median, low and high of repeated runs with a cold L2",
+        "rows": [{**row, "time": asdict(row["time"])} for row in rows],
+    }
+    with open(path, "w") as file:
+        json.dump(result, file, indent=1)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs every measurement and prints a table."""
     parser = argparse.ArgumentParser(prog="python -m nbmoe.bench.kernels", description=__doc__)
@@ -149,15 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         spread = f"({time.low:.1f} to {time.high:.1f})"
         print(f"{row['case']:<40}{time.median:10.1f} us  {spread:<22}{rate}")
     if options.json:
-        result = {
-            "date": datetime.date.today().isoformat(),
-            "card": timer.device.name,
-            "command": " ".join(["python -m nbmoe.bench.kernels", *(argv or sys.argv[1:])]),
-            "unit": "us: median, low and high of repeated runs with a cold L2",
-            "rows": [{**row, "time": asdict(row["time"])} for row in rows],
-        }
-        with open(options.json, "w") as file:
-            json.dump(result, file, indent=1)
+        write_json(options.json, "nbmoe.bench.kernels", argv, timer, rows)
     return 0
 
 

@@ -21,11 +21,12 @@ def launchers(address: int) -> dict[str, Callable[[Any], None]]:
     from nbmoe_kernels.heuristics import grouped_matmul_config
 
     run: Any = executor("gpu")
-    config = grouped_matmul_config(64, 64, 1, 1)
-    tile = {"num_active": 1, "num_tiles": 1, "n": 64, "k": 64, "has_row_scales": False}
-
-    def keep(stream: Any) -> dict[str, Any]:
-        return {"stream": stream, "config": config, **tile}
+    product: dict[str, Any] = {
+        "config": grouped_matmul_config("nvfp4", "nvfp4", 64, 64, 1, 1),
+        **{"num_active": 1, "num_rows": 1, "n": 64, "k": 64},
+        **{"has_row_scales": False, "has_expert_scales": True, "has_bias": False},
+    }
+    fused = product | {"match_bf16": True, "activation": "silu", "alpha": 0.0, "limit": 0.0}
 
     return {
         "create indices": lambda s: create_indices.launch_create_indices(
@@ -41,11 +42,11 @@ def launchers(address: int) -> dict[str, Callable[[Any], None]]:
             has_indices=False,
             stream=s,
         ),
-        "matmul": lambda s: matmul.launch_matmul_grouped(run, *[address] * 10, **keep(s)),
+        "matmul": lambda s: matmul.launch_matmul_grouped(run, *[address] * 11, **product, stream=s),
         "matmul + swiglu": lambda s: swiglu.launch_matmul_grouped_swiglu(
-            run, *[address] * 12, match_bf16=True, **keep(s)
+            run, *[address] * 13, **fused, stream=s
         ),
         "finalize": lambda s: finalize.launch_moe_finalize(
-            run, *[address] * 4, num_tokens=1, top_k=1, num_cols=64, stream=s
+            run, *[address] * 5, num_tokens=1, top_k=1, num_cols=64, has_shared=False, stream=s
         ),
     }

@@ -7,34 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nbmoe.checkpoints.architectures import ModelConfig
-from nbmoe.checkpoints.families import Family
-from nbmoe.checkpoints.scales import check_block_scales, check_scale, share_weight_scale
-from nbmoe.checkpoints.tensors import CheckpointTensors, StoredTensor
+from nbmoe.checkpoints.families import BF16, Family
+from nbmoe.checkpoints.fused import read_fused
+from nbmoe.checkpoints.named import NamedTensors
+from nbmoe.checkpoints.projections import Expert, read_projection, stack_fields
+from nbmoe.checkpoints.router import Router
+from nbmoe.checkpoints.stack import WEIGHT_FORMATS, ExpertStack
 from nbmoe.checkpoints.weights import ExpertWeights
-from nbmoe.errors import (
-    ConfigError,
-    DTypeError,
-    ScaleError,
-    ShapeError,
-    UnsupportedError,
-    message,
-)
-from nbmoe.formats import NVFP4
-
-U8Array = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
-class _Projection:
-    """One projection of one expert; the two scales multiply."""
-
-    codes: U8Array
-    block_scales: U8Array
-    weight_scale: np.float32
-    input_scale: np.float32
+from nbmoe.errors import ConfigError, ShapeError, UnsupportedError, message
 
 
 @dataclass(frozen=True)
@@ -46,14 +28,12 @@ class LayerReader:
         model: What config.json says about the layers.
         family: How the exporter names tensors and directs scales.
         source: Name of the checkpoint in messages.
-        api: Name of the public function, for messages.
     """
 
-    tensors: CheckpointTensors
+    tensors: NamedTensors
     model: ModelConfig
     family: Family
     source: str
-    api: str
 
     def read(self, layer: int) -> ExpertWeights:
         """Reads one layer. Nothing outside it is touched.
@@ -65,45 +45,31 @@ class LayerReader:
             UnsupportedError: The layer has parts that nbmoe does not compute.
         """
         self._check_parts(layer)
-        architecture, model = self.model.architecture, self.model
-        experts, hidden, moe = model.num_experts, model.hidden_size, model.moe_dim
-        block = NVFP4.block
-        gate_up = np.empty((experts, 2 * moe, hidden // 2), np.uint8)
-        gate_up_scales = np.empty((experts, 2 * moe, hidden // block), np.uint8)
-        down = np.empty((experts, hidden, moe // 2), np.uint8)
-        down_scales = np.empty((experts, hidden, moe // block), np.uint8)
-        per_expert = np.empty((4, experts), np.float32)
-        for e in range(experts):
-            gate = self._projection(layer, e, architecture.gate_proj, moe, hidden)
-            up = self._projection(layer, e, architecture.up_proj, moe, hidden)
-            dn = self._projection(layer, e, architecture.down_proj, hidden, moe)
-            gate_bytes, up_bytes, shared = share_weight_scale(
-                gate.block_scales,
-                up.block_scales,
-                gate.weight_scale,
-                up.weight_scale,
-                self.api,
-                f"layer {layer}, expert {e}, {self.family.weight_scale} of "
-                f"{architecture.gate_proj} and {architecture.up_proj}",
+        model = self.model
+        source = f"{self.source}, layer {layer}"
+        prefix = f"{model.architecture.layer_prefix(layer)}."
+        if model.architecture.is_fused:
+            fields = read_fused(self.tensors, self.family, model, prefix, f"layer {layer}")
+        else:
+            names = {
+                f"layer {layer}, expert {e}": f"{prefix}experts.{e}."
+                for e in range(model.num_experts)
+            }
+            fields = self._stack(names, model.moe_dim)
+        shared = None
+        if model.num_shared:
+            names = {f"layer {layer}, shared experts": f"{prefix}{model.architecture.shared}."}
+            shared = ExpertStack(
+                **self._stack(names, model.num_shared * model.moe_dim),
+                activation=model.activation,
+                source=f"{source}, shared experts",
             )
-            gate_up[e, :moe], gate_up[e, moe:] = gate.codes, up.codes
-            gate_up_scales[e, :moe], gate_up_scales[e, moe:] = gate_bytes, up_bytes
-            down[e], down_scales[e] = dn.codes, dn.block_scales
-            # The input is quantized once for both, with the scale calibrated for the gate rows.
-            per_expert[:, e] = shared, gate.input_scale, dn.weight_scale, dn.input_scale
         return ExpertWeights(
-            gate_up=gate_up,
-            gate_up_scales=gate_up_scales,
-            gate_up_weight_scale=per_expert[0],
-            gate_up_input_scale=per_expert[1],
-            down=down,
-            down_scales=down_scales,
-            down_weight_scale=per_expert[2],
-            down_input_scale=per_expert[3],
+            **fields,
+            activation=model.activation,
             router=self._router(layer),
-            top_k=model.top_k,
-            renormalize=model.renormalize,
-            source=f"{self.source}, layer {layer}",
+            shared=shared,
+            source=source,
         )
 
     def layers(self) -> list[int]:
@@ -113,76 +79,103 @@ class LayerReader:
         matches = (pattern.match(name) for name in self.tensors.names)
         return sorted({int(match.group(1)) for match in matches if match})
 
+    def _stack(self, prefixes: dict[str, str], moe_dim: int) -> dict[str, Any]:
+        """Fields of an `ExpertStack` from experts with tensors of their own.
+
+        Args:
+            prefixes: Beginning of the tensor names of each expert, by its name for messages.
+            moe_dim: D of these experts.
+        """
+        architecture, hidden = self.model.architecture, self.model.hidden_size
+        first = next(iter(prefixes.values())) + architecture.gate_proj + "."
+        family = self.family
+        if family is not BF16 and self.tensors.is_bf16(first + BF16.codes):
+            # What the exporter was told to ignore stays bf16 and has no scales.
+            family = BF16 if first + family.scales not in self.tensors else family
+        multiple = WEIGHT_FORMATS[family.format].multiple
+        for name, size in (("hidden_size", hidden), ("moe_dim", moe_dim)):
+            if size % multiple:
+                rule = f"a multiple of {multiple}, as {family.format} demands"
+                arg = f"config.json: {name}"
+                raise ShapeError(message(self.tensors.api, arg, rule, size))
+        experts = []
+        for where, prefix in prefixes.items():
+            shapes = {
+                architecture.gate_proj: (moe_dim, hidden),
+                architecture.up_proj: (moe_dim, hidden),
+                architecture.down_proj: (hidden, moe_dim),
+            }
+            gate, up, down = (
+                read_projection(self.tensors, family, f"{prefix}{name}.", f"{where}, {name}", shape)
+                for name, shape in shapes.items()
+            )
+            names = f"{architecture.gate_proj} and {architecture.up_proj}"
+            experts.append(Expert(gate, up, down, f"{where}, {family.weight_scale} of {names}"))
+        return stack_fields(experts, family, self.tensors.api)
+
     def _check_parts(self, layer: int) -> None:
         """Every tensor of the block has to be a part that the forward pass uses."""
-        prefix = self.model.architecture.layer_prefix(layer) + "."
-        expert = re.compile(r"experts\.(\d+)\.")
+        architecture = self.model.architecture
+        prefix = architecture.layer_prefix(layer) + "."
+        part = re.compile(self._known_parts())
         found: set[int] = set()
         for name in self.tensors.names:
             if not name.startswith(prefix):
                 continue
-            rest = name.removeprefix(prefix)
-            match = expert.match(rest)
-            if match:
-                found.add(int(match.group(1)))
-            elif rest != "gate.weight":
-                rule = "only experts and a gate without bias in the MoE block"
-                hint = "shared experts, router biases and fused experts are not computed"
-                raise UnsupportedError(message(self.api, f"layer {layer}", rule, name, hint))
+            match = part.fullmatch(name.removeprefix(prefix))
+            if not match:
+                rule = "only parts that are computed in the MoE block"
+                hint = f"a {architecture.model_type} layer has none of that name"
+                arg = f"layer {layer}"
+                raise UnsupportedError(message(self.tensors.api, arg, rule, name, hint))
+            if match.groupdict().get("expert"):
+                found.add(int(match.group("expert")))
         expected = set(range(self.model.num_experts))
-        if found != expected:
+        if not architecture.is_fused and found != expected:
             rule = f"experts 0..{self.model.num_experts - 1}, as config.json says"
             missing, extra = sorted(expected - found), sorted(found - expected)
             value = f"missing {missing}" if missing else f"also {extra}"
-            raise ConfigError(message(self.api, f"layer {layer}", rule, value))
+            raise ConfigError(message(self.tensors.api, f"layer {layer}", rule, value))
 
-    def _projection(self, layer: int, expert: int, name: str, rows: int, k: int) -> _Projection:
-        prefix = f"{self.model.architecture.layer_prefix(layer)}.experts.{expert}.{name}."
-        where = f"layer {layer}, expert {expert}, {name}"
-        family = self.family
-        codes = self._tensor(prefix + family.codes, where, "U8", (rows, k // 2))
-        scales_name = prefix + family.block_scales
-        scales = self._scale_tensor(scales_name, where, "F8_E4M3", (rows, k // NVFP4.block))
-        check_block_scales(scales.data, codes.data, self.api, f"{where}, {scales_name}")
-        return _Projection(
-            codes=codes.data,
-            block_scales=scales.data,
-            weight_scale=self._multiplier(prefix + family.weight_scale, where),
-            input_scale=self._multiplier(prefix + family.input_scale, where),
+    def _known_parts(self) -> str:
+        """Pattern of the tensor names, below the block, that are read or may be ignored."""
+        a = self.model.architecture
+        router = ["weight"]
+        router += ["bias"] if a.has_router_bias else []
+        router += ["e_score_correction_bias"] if a.is_grouped else []
+        patterns = [rf"{a.router}\.({'|'.join(router)})"]
+        if a.is_fused:
+            patterns.append(r"experts\.(gate_up|down)_proj_(blocks|scales|bias)")
+        else:
+            # Anything but a bias: exporters add notes such as shapes beside weights and scales.
+            projection = rf"({a.gate_proj}|{a.up_proj}|{a.down_proj})\.(?!bias$)\w+"
+            patterns.append(rf"experts\.(?P<expert>\d+)\.{projection}")
+            if self.model.num_shared:
+                patterns.append(rf"{a.shared}\.{projection}")
+        return "|".join(patterns)
+
+    def _router(self, layer: int) -> Router:
+        model, architecture = self.model, self.model.architecture
+        prefix = f"{architecture.layer_prefix(layer)}.{architecture.router}."
+        where, floats = f"layer {layer}, router", "BF16 or F32"
+        experts = model.num_experts
+        shape = (experts, model.hidden_size)
+        weight = np.array(self.tensors.read(prefix + "weight", where, floats, shape))
+        bias = correction = None
+        if architecture.has_router_bias:
+            bias = np.array(self.tensors.read(prefix + "bias", where, floats, (experts,)))
+        if architecture.is_grouped:
+            name = prefix + "e_score_correction_bias"
+            stored = self.tensors.read(name, where, floats, (experts,))
+            correction = stored.astype(np.float32)
+        return Router(
+            weight=weight,
+            bias=bias,
+            correction_bias=correction,
+            top_k=model.top_k,
+            scoring=architecture.scoring,
+            renormalize=model.renormalize,
+            n_group=model.n_group,
+            topk_group=model.topk_group,
+            scaling_factor=model.scaling_factor,
         )
-
-    def _multiplier(self, name: str, where: str) -> np.float32:
-        stored = self._scale_tensor(name, where, "F32", None)
-        if stored.data.size != 1:
-            arg = f"{where}, {name}"
-            raise ShapeError(message(self.api, arg, "one element", stored.data.shape))
-        value = np.float32(stored.data.reshape(()))
-        check_scale(float(value), self.api, f"{where}, {name}")
-        return np.float32(1) / value if self.family.is_divisor else value
-
-    def _router(self, layer: int) -> npt.NDArray[Any]:
-        name = f"{self.model.architecture.layer_prefix(layer)}.gate.weight"
-        shape = (self.model.num_experts, self.model.hidden_size)
-        return np.array(self._tensor(name, f"layer {layer}, router", "BF16 or F32", shape).data)
-
-    def _scale_tensor(
-        self, name: str, where: str, dtype: str, shape: tuple[int, ...] | None
-    ) -> StoredTensor:
-        if name not in self.tensors:
-            hint = "without it the weights have no value; export the checkpoint again"
-            raise ScaleError(message(self.api, f"{where}, {name}", "a scale", "nothing", hint))
-        return self._tensor(name, where, dtype, shape)
-
-    def _tensor(
-        self, name: str, where: str, dtype: str, shape: tuple[int, ...] | None
-    ) -> StoredTensor:
-        arg = f"{where}, {name}"
-        if name not in self.tensors:
-            rule = f"a {dtype} tensor of a {self.family.name} checkpoint"
-            raise ConfigError(message(self.api, arg, rule, "nothing"))
-        stored = self.tensors.read(name)
-        if stored.dtype not in dtype.split(" or "):
-            raise DTypeError(message(self.api, arg, dtype, stored.dtype))
-        if shape is not None and stored.data.shape != shape:
-            raise ShapeError(message(self.api, arg, str(shape), stored.data.shape))
-        return stored

@@ -1,123 +1,184 @@
-"""Checkpoint families: how a vendor's tool names NVFP4 tensors and which way scales point.
+"""Checkpoint families: how a vendor's tool names tensors, and what their scales mean.
 
-modelopt stores factors that multiply. compressed-tensors stores their inverses under the name
-"global scale" and says so only in its code; reading one as the other is wrong by nine orders of
-magnitude (docs/checkpoints.md).
+modelopt stores second-level NVFP4 factors that multiply; compressed-tensors stores their inverses
+under the name "global scale" and says so only in its code. DeepSeek's `weight_scale_inv` multiplies
+although its name says otherwise. Reading one as the other is wrong by orders of magnitude
+(docs/checkpoints.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nbmoe.errors import UnsupportedError, message
-from nbmoe.formats import NVFP4
+
+_FLOATS = "F32 or BF16"
+_E8M0 = "U8 or F8_E8M0"
 
 
 @dataclass(frozen=True)
 class Family:
-    """Tensor names of one projection, below the projection's own name.
+    """Tensor names of one projection, below the projection's own name, and their types.
 
     Attributes:
         name: Name shown to people.
         detected_by: What config.json says in checkpoints of this family.
-        codes: Packed e2m1 codes, u8 [out, in / 2], low nibble first.
-        block_scales: e4m3 [out, in / 16], row-major.
-        weight_scale: Second-level scale of the weights, one float32.
-        input_scale: Second-level scale of the activations, one float32.
-        is_divisor: Whether the two second-level scales divide instead of multiplying.
+        format: Format of the weights, a key of `nbmoe.checkpoints.stack.WEIGHT_FORMATS`.
+        codes: The weight itself.
+        codes_type: Its type in the file.
+        scales: Its scales, row-major; empty for none.
+        scales_type: Their types in the file.
+        weight_scale: Second-level scale of the weights, one float32; empty for none.
+        input_scale: Calibrated scale of the activations, one float32; empty for none.
+        is_divisor: Whether the last two divide instead of multiplying.
+        is_per_tensor: Whether `scales` is one number for a whole projection.
+        input_format: Format of activations if it is not that of the weights.
     """
 
     name: str
     detected_by: str
+    format: str
     codes: str
-    block_scales: str
-    weight_scale: str
-    input_scale: str
-    is_divisor: bool
+    codes_type: str
+    scales: str = ""
+    scales_type: str = ""
+    weight_scale: str = ""
+    input_scale: str = ""
+    is_divisor: bool = False
+    is_per_tensor: bool = False
+    input_format: str = ""
 
 
+_MODELOPT = 'quant_method "modelopt" with quant_algo '
+_CT = 'quant_method "compressed-tensors" with format '
+
+BF16 = Family("bf16", "no quantization_config", "bf16", "weight", "BF16", input_format="bf16")
 MODELOPT_NVFP4 = Family(
-    name="modelopt NVFP4",
-    detected_by='quant_method "modelopt" with quant_algo "NVFP4"',
+    "modelopt NVFP4",
+    _MODELOPT + '"NVFP4"',
+    "nvfp4",
     codes="weight",
-    block_scales="weight_scale",
+    codes_type="U8",
+    scales="weight_scale",
+    scales_type="F8_E4M3",
     weight_scale="weight_scale_2",
     input_scale="input_scale",
-    is_divisor=False,
 )
-COMPRESSED_TENSORS_NVFP4 = Family(
-    name="compressed-tensors NVFP4",
-    detected_by='quant_method "compressed-tensors" with format "nvfp4-pack-quantized"',
+MODELOPT_MXFP4 = Family(
+    "modelopt MXFP4", _MODELOPT + '"MXFP4"', "mxfp4", "weight", "U8", "weight_scale", _E8M0
+)
+MODELOPT_MXFP8 = Family(
+    "modelopt MXFP8", _MODELOPT + '"MXFP8"', "mxfp8", "weight", "F8_E4M3", "weight_scale", _E8M0
+)
+MODELOPT_FP8 = Family(
+    "modelopt FP8",
+    _MODELOPT + '"FP8"',
+    "fp8_tensor",
+    codes="weight",
+    codes_type="F8_E4M3",
+    scales="weight_scale",
+    scales_type=_FLOATS,
+    input_scale="input_scale",
+    is_per_tensor=True,
+)
+CT_NVFP4 = Family(
+    "compressed-tensors NVFP4",
+    _CT + '"nvfp4-pack-quantized"',
+    "nvfp4",
     codes="weight_packed",
-    block_scales="weight_scale",
+    codes_type="U8",
+    scales="weight_scale",
+    scales_type="F8_E4M3",
     weight_scale="weight_global_scale",
     input_scale="input_global_scale",
     is_divisor=True,
 )
-FAMILIES = (MODELOPT_NVFP4, COMPRESSED_TENSORS_NVFP4)
-_ARG = "quantization_config"
+CT_MXFP4 = Family(
+    "compressed-tensors MXFP4",
+    _CT + '"mxfp4-pack-quantized"',
+    "mxfp4",
+    codes="weight_packed",
+    codes_type="U8",
+    scales="weight_scale",
+    scales_type=_E8M0,
+)
+CT_MXFP8 = Family(
+    "compressed-tensors MXFP8",
+    _CT + '"mxfp8-quantized"',
+    "mxfp8",
+    codes="weight",
+    codes_type="F8_E4M3",
+    scales="weight_scale",
+    scales_type=_E8M0,
+)
+_CT_FLOAT = _CT + '"float-quantized" and weights of strategy '
+CT_FP8_BLOCK = Family(
+    "compressed-tensors FP8 block",
+    _CT_FLOAT + '"block"',
+    "fp8_block",
+    codes="weight",
+    codes_type="F8_E4M3",
+    scales="weight_scale",
+    scales_type=_FLOATS,
+)
+CT_FP8_ROW = Family(
+    "compressed-tensors FP8 channel",
+    _CT_FLOAT + '"channel"',
+    "fp8_row",
+    codes="weight",
+    codes_type="F8_E4M3",
+    scales="weight_scale",
+    scales_type=_FLOATS,
+)
+CT_FP8_TENSOR = Family(
+    "compressed-tensors FP8 tensor",
+    _CT_FLOAT + '"tensor"',
+    "fp8_tensor",
+    codes="weight",
+    codes_type="F8_E4M3",
+    scales="weight_scale",
+    scales_type=_FLOATS,
+    input_scale="input_scale",
+    is_per_tensor=True,
+)
+FP8_BLOCK = Family(
+    "FP8 block",
+    'quant_method "fp8" with weight_block_size [128, 128]',
+    "fp8_block",
+    codes="weight",
+    codes_type="F8_E4M3",
+    scales="weight_scale_inv",
+    scales_type=_FLOATS,
+)
+GPT_OSS_MXFP4 = Family(
+    "gpt-oss MXFP4",
+    'quant_method "mxfp4"',
+    "mxfp4",
+    codes="blocks",
+    codes_type="U8",
+    scales="scales",
+    scales_type=_E8M0,
+    input_format="bf16",
+)
+FAMILIES = (
+    MODELOPT_NVFP4,
+    MODELOPT_MXFP4,
+    MODELOPT_MXFP8,
+    MODELOPT_FP8,
+    CT_NVFP4,
+    CT_MXFP4,
+    CT_MXFP8,
+    CT_FP8_BLOCK,
+    CT_FP8_ROW,
+    CT_FP8_TENSOR,
+    FP8_BLOCK,
+    GPT_OSS_MXFP4,
+    BF16,
+)
 
 
-def detect_family(
-    config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None, api: str
-) -> Family:
-    """Decides which family wrote a checkpoint.
-
-    Args:
-        config: Content of config.json.
-        hf_quant_config: Content of hf_quant_config.json, which older modelopt versions write
-            instead of `quantization_config`; None if there is no such file.
-        api: Name of the public function, for messages.
-
-    Raises:
-        UnsupportedError: Anything but the families above, with what was found.
-    """
-    quantization = config.get("quantization_config")
-    if quantization is None and hf_quant_config is not None:
-        old = hf_quant_config.get("quantization", {})
-        producer = hf_quant_config.get("producer", {}).get("name")
-        quantization = {"quant_method": producer, **old}
-    if not isinstance(quantization, Mapping):
-        raise _unsupported(api, "no quantization_config in config.json", "is it a bf16 model?")
-    method = quantization.get("quant_method")
-    if method == "modelopt":
-        return _modelopt(quantization, api)
-    if method == "compressed-tensors":
-        return _compressed_tensors(quantization, api)
-    raise _unsupported(api, f"quant_method {method!r}")
-
-
-def _modelopt(quantization: Mapping[str, Any], api: str) -> Family:
-    algo = quantization.get("quant_algo")
-    if algo != "NVFP4":
-        raise _unsupported(api, f"modelopt with quant_algo {algo!r}")
-    group_size = quantization.get("group_size", NVFP4.block)
-    if group_size != NVFP4.block:
-        raise _unsupported(api, f"modelopt NVFP4 with group_size {group_size!r}")
-    return MODELOPT_NVFP4
-
-
-def _compressed_tensors(quantization: Mapping[str, Any], api: str) -> Family:
-    fallback = quantization.get("format")
-    groups = quantization.get("config_groups") or {}
-    if not groups:
-        raise _unsupported(api, f"compressed-tensors with format {fallback!r} and no config_groups")
-    for group in groups.values():
-        found = group.get("format") or fallback
-        if found != "nvfp4-pack-quantized":
-            raise _unsupported(api, f"compressed-tensors with format {found!r}")
-        group_size = (group.get("weights") or {}).get("group_size")
-        if group_size != NVFP4.block:
-            raise _unsupported(api, f"compressed-tensors NVFP4 with group_size {group_size!r}")
-        if group.get("input_activations") is None:
-            found = "compressed-tensors NVFP4A16 (weights only, no input scales)"
-            raise _unsupported(api, found)
-    return COMPRESSED_TENSORS_NVFP4
-
-
-def _unsupported(api: str, found: str, hint: str = "") -> UnsupportedError:
+def unsupported(api: str, found: str) -> UnsupportedError:
+    """The error for a quantization that no family stands for, with what was found."""
     rule = " or ".join(f"{family.name} ({family.detected_by})" for family in FAMILIES)
-    hint = hint or "other formats are not readable in this release"
-    return UnsupportedError(message(api, _ARG, rule, found, hint))
+    hint = "other formats are not readable in this release"
+    return UnsupportedError(message(api, "quantization_config", rule, found, hint))

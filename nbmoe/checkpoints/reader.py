@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 from nbmoe.checkpoints.architectures import parse_model_config
+from nbmoe.checkpoints.detect import detect_family
 from nbmoe.checkpoints.experts import LayerReader
-from nbmoe.checkpoints.families import detect_family
+from nbmoe.checkpoints.families import GPT_OSS_MXFP4, unsupported
+from nbmoe.checkpoints.named import NamedTensors
 from nbmoe.checkpoints.tensors import CheckpointTensors, read_json
 from nbmoe.checkpoints.weights import ExpertWeights
-from nbmoe.errors import ConfigError, RangeError, ShapeError, message
-from nbmoe.formats import NVFP4
+from nbmoe.errors import ConfigError, RangeError, message
 
 _API = "read_layer"
 
@@ -19,8 +20,8 @@ _API = "read_layer"
 def read_layer(path: str | os.PathLike[str], layer: int | None = None) -> ExpertWeights:
     """Reads the experts and the router of one MoE layer of a checkpoint folder.
 
-    The family is taken from config.json: modelopt NVFP4 or compressed-tensors NVFP4. Only the
-    bytes of this layer are read, also from sharded checkpoints.
+    The family is taken from config.json (docs/checkpoints.md lists them). Only the bytes of this
+    layer are read, also from sharded checkpoints.
 
     Args:
         path: Folder with config.json and safetensors files.
@@ -41,7 +42,7 @@ def read_layer(path: str | os.PathLike[str], layer: int | None = None) -> Expert
     reader = open_checkpoint(path)
     layers = reader.layers()
     if not layers:
-        rule = f"tensors named {reader.model.architecture.layer_prefix(0)}.experts.0.…"
+        rule = f"tensors named {reader.model.architecture.layer_prefix(0)}.experts.…"
         found = ", ".join(reader.tensors.names[:3]) + ", …"
         raise ConfigError(message(_API, "path", rule, found))
     if layer is not None and layer not in layers:
@@ -55,7 +56,6 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LayerReader:
 
     Raises:
         FileNotFoundError, UnsupportedError, ConfigError: As `read_layer`.
-        ShapeError: A size in config.json is not a multiple of the NVFP4 block.
     """
     folder = Path(path)
     config_path = folder / "config.json"
@@ -68,8 +68,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> LayerReader:
     old_config = read_json(old_path, _API) if old_path.is_file() else None
     family = detect_family(config, old_config, _API)
     model = parse_model_config(config, _API)
-    for name, size in (("hidden_size", model.hidden_size), ("moe_dim", model.moe_dim)):
-        if size % NVFP4.block:
-            rule = f"a multiple of the NVFP4 block of {NVFP4.block}"
-            raise ShapeError(message(_API, f"config.json: {name}", rule, size))
-    return LayerReader(CheckpointTensors(folder, _API), model, family, folder.name, _API)
+    if (family is GPT_OSS_MXFP4) != model.architecture.is_fused:
+        raise unsupported(_API, f"{family.name} in a {model.architecture.model_type} model")
+    tensors = NamedTensors(CheckpointTensors(folder, _API), family.name, _API)
+    return LayerReader(tensors, model, family, folder.name)

@@ -26,6 +26,7 @@ SINGLE_NAME = "model.safetensors"
 _DTYPES: dict[str, Any] = {
     "U8": np.uint8,
     "F8_E4M3": np.uint8,
+    "F8_E8M0": np.uint8,
     "BF16": ml_dtypes.bfloat16,
     "F32": np.dtype("<f4"),
 }
@@ -39,7 +40,7 @@ class StoredTensor:
     Attributes:
         name: Full name in the checkpoint.
         dtype: Type tag of the file, such as "F8_E4M3".
-        data: Read-only view of the file; F8_E4M3 as uint8 bit patterns.
+        data: Read-only view of the file; eight-bit floats as uint8 bit patterns.
     """
 
     name: str

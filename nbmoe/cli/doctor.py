@@ -7,6 +7,7 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -129,34 +130,29 @@ def _print_kernels() -> None:
     hosts = [name for name in NAMES if name not in ("gpu", "reference")]
     rows = [("", *(f"GPU {gpu.ordinal}" for gpu in gpus), *hosts)]
     gpu_usable = problem("gpu") is None
-    for operation, kernel in _kernels().items():
+    for kernel, min_cc in kernel_capabilities().items():
         on_gpus = []
         for gpu in gpus:
-            needed = f"needs {kernel.min_cc[0]}.{kernel.min_cc[1]}"
-            can_run = gpu.capability >= kernel.min_cc
+            needed = f"needs {min_cc[0]}.{min_cc[1]}"
+            can_run = gpu.capability >= min_cc
             on_gpus.append(needed if not can_run else "yes" if gpu_usable else "no")
         on_hosts = ["yes" if problem(name) is None else "no" for name in hosts]
-        rows.append((operation, *on_gpus, *on_hosts))
+        rows.append((kernel, *on_gpus, *on_hosts))
     print(table(rows))
 
 
-def _kernels() -> dict[str, Any]:
-    """A kernel of each operation, to ask what it needs. Making one compiles nothing."""
-    from nbmoe_kernels.create_indices import make_create_indices
-    from nbmoe_kernels.finalize import make_moe_finalize
-    from nbmoe_kernels.heuristics import grouped_matmul_configs
-    from nbmoe_kernels.matmul_grouped_sm80 import make_matmul_grouped
-    from nbmoe_kernels.matmul_grouped_swiglu_sm80 import make_matmul_grouped_swiglu
-    from nbmoe_kernels.quantize_grouped import make_quantize_grouped
+def kernel_capabilities() -> dict[str, tuple[int, int]]:
+    """Oldest compute capability of each kernel, tile shapes and capacities taken together.
 
-    config = grouped_matmul_configs(k=64)[-1]
-    return {
-        "moe_create_indices": make_create_indices(128),
-        "grouped_quantize_dynamic_block_scaled": make_quantize_grouped(),
-        "grouped_matmul_blocked_swiglu": make_matmul_grouped_swiglu(config, match_bf16=True),
-        "grouped_matmul_block_scaled": make_matmul_grouped(config),
-        "moe_finalize": make_moe_finalize(),
-    }
+    Making a kernel compiles nothing.
+    """
+    from nbmoe_kernels.catalog import catalog
+
+    found: dict[str, tuple[int, int]] = {}
+    for kernel in catalog():
+        name = re.sub(r"(_sm\d+\w*|_\d+)$", "", kernel.name)
+        found[name] = min(found.get(name, kernel.min_cc), kernel.min_cc)
+    return found
 
 
 def _version(package: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 BACKENDS = ("gpu", "emulate", "cudasim", "reference")
+FORMATS = ("nvfp4", "mxfp4", "mxfp8", "fp8_block", "fp8_row", "bf16")
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:

@@ -50,31 +50,30 @@ def execute(args: argparse.Namespace) -> int:
     """
     from nbmoe.checkpoints import read_layer
     from nbmoe.cli import drawing, report
-    from nbmoe.nn import MoEQuantized, random_tokens
+    from nbmoe.nn import make_layer, random_tokens
     from nbmoe.nn.comparison import compare_with_float64
 
     _require_folder(args.output)
     weights = read_layer(args.checkpoint, args.layer)
-    layer = MoEQuantized(weights, backend=args.backend)
+    layer = make_layer(weights, backend=args.backend)
     if args.input is None:
         tokens = _DEFAULT_TOKENS if args.tokens is None else args.tokens
         x, origin = random_tokens(tokens, layer.hidden_size, args.seed), f"seed {args.seed}"
     else:
         x, origin = _load_tokens(args.input, layer.hidden_size), f"from {args.input}"
     if not args.json:
-        print(report.layer_lines(weights.source, layer, len(x), origin), flush=True)
+        print(report.layer_lines(weights, layer, len(x), origin), flush=True)
     trace, first_pass = _pass(layer, x)
     errors = compare_with_float64(weights, x, trace)
     if args.output is not None:
         with args.output.open("wb") as file:
             np.save(file, trace.output.astype(np.float32))
     if args.json:
-        print(json.dumps(report.as_dictionary(weights.source, layer, trace, first_pass, errors)))
+        print(json.dumps(report.as_dictionary(weights, layer, trace, first_pass, errors)))
         return 0
-    print("\n" + report.time_lines(trace, first_pass))
-    print("\n" + report.error_lines(errors))
-    starts = trace.expert_start_indices.astype(np.int64)
-    rows = starts[1:] - starts[:-1]
+    print("\n" + report.time_lines(trace, first_pass, weights))
+    print("\n" + report.error_lines(errors, weights))
+    rows = report.rows_per_expert(layer, trace)
     print(f"\n  rows per expert (at most {rows.max()}):")
     print(drawing.load_strip(rows, sys.stdout))
     if args.output is not None:
@@ -86,11 +85,10 @@ def _pass(layer: Any, x: Any) -> tuple[Any, float | None]:
     """Runs the layer, with a progress bar if someone watches."""
     from nbmoe.cli.drawing import Progress
     from nbmoe.cli.timing import timed_trace
-    from nbmoe.nn.moe_quantized import STAGES
 
     if not sys.stderr.isatty():
         return timed_trace(layer, x)
-    with Progress(sys.stderr, steps=len(STAGES)) as progress:
+    with Progress(sys.stderr, steps=len(layer.stages)) as progress:
         return timed_trace(layer, x, on_stage=progress.step)
 
 

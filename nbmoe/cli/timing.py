@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nbmoe.nn import MoEQuantized, MoETrace
+from nbmoe.nn import MoELayer, MoETrace
 
 _COMPILED = ("gpu", "emulate")
 
 
 def timed_trace(
-    layer: MoEQuantized, x: Any, on_stage: Callable[[str], None] | None = None
+    layer: MoELayer, x: Any, on_stage: Callable[[str], None] | None = None
 ) -> tuple[MoETrace, float | None]:
     """Traces a layer, after a first pass where kernels are compiled.
 

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nbmoe.activation import GatedActivation
 from nbmoe.checkpoints import ExpertWeights
+from nbmoe.checkpoints.stack import ExpertStack
 from nbmoe.codecs import decode_bf16
-from nbmoe.nn.prepared import prepare_experts
+from nbmoe.nn.exact import exact_bias, exact_rows, exact_weight
+from nbmoe.nn.shared_experts import prepend
 from nbmoe.nn.trace import MoETrace
 from nbmoe.reference import oracle
 
@@ -24,8 +27,8 @@ class Comparison:
     Attributes:
         arithmetic: Of the output, against float64 matmuls on the same quantized activations: what
             the tensor core's cuts, float32 scales and bf16 roundings cost.
-        inner: Of the activation between the matmuls, against an unrounded float64 SwiGLU of the
-            same quantized input: mostly what quantizing it to NVFP4 costs.
+        inner: Of the activation between the matmuls, against an unrounded float64 activation of the
+            same quantized input: mostly what quantizing it costs.
         total: Of the output, against a float64 layer whose activations are not quantized at all.
     """
 
@@ -35,7 +38,11 @@ class Comparison:
 
 
 def compare_with_float64(
-    weights: ExpertWeights, x: npt.NDArray[Any], trace: MoETrace
+    weights: ExpertWeights,
+    x: npt.NDArray[Any],
+    trace: MoETrace,
+    *,
+    activation: GatedActivation | None = None,
 ) -> Comparison:
     """Computes the layer in float64 from the dequantized weights, one expert at a time.
 
@@ -43,37 +50,45 @@ def compare_with_float64(
         weights: The layer, as it was before preparation.
         x: bf16 [T, H], the input of `trace`.
         trace: What the layer made of it.
+        activation: What joined gate and up, None for the weights'.
     """
-    prepared = prepare_experts(weights)
     tokens = decode_bf16(x).astype(np.float64)
     finite = np.asarray(np.isfinite(tokens).all(axis=1))
-    start = trace.expert_start_indices.astype(np.int64)
-    groups = (trace.expert_start_indices, trace.scales_offset)
-    rows = oracle.dequantize_groups(trace.hidden_codes, trace.hidden_scales, *groups)
-    inner = oracle.dequantize_groups(trace.inner_codes, trace.inner_scales, *groups)
-    # Every routed copy of a token was quantized alike, so any of them gives its quantized value.
-    quantized = np.zeros_like(tokens)
-    scale = float(prepared.gate_up_inverse_input_scales[0])
-    quantized[trace.token_expert_order // weights.top_k] = rows / scale
+    stack: ExpertStack = weights
+    top_k = trace.topk_ids.shape[1]
+    if weights.shared is not None and top_k > weights.top_k:
+        stack = prepend(weights, weights.shared, "compare_with_float64")
+    sources = trace.token_expert_order.astype(np.int64)
+    factors = trace.topk_weights.reshape(-1).astype(np.float64)[sources]
+    hidden, inner = (exact_rows(stack, trace, "hidden"), exact_rows(stack, trace, "inner"))
+    inner = inner[:, : stack.moe_dim]  # without padding
 
     same, plain = np.zeros_like(tokens), np.zeros_like(tokens)
-    found_inner, exact_inner = [np.zeros((0, weights.moe_dim))], [np.zeros((0, weights.moe_dim))]
-    for expert in range(weights.num_experts):
-        group = slice(start[expert], start[expert + 1])
+    found_inner, exact_inner = [np.zeros((0, stack.moe_dim))], [np.zeros((0, stack.moe_dim))]
+    starts = trace.expert_start_indices.astype(np.int64)
+    for expert in range(stack.num_experts):
+        group = slice(starts[expert], starts[expert + 1])
         if group.start == group.stop:
             continue
-        found = inner[group] / float(prepared.down_inverse_input_scales[expert])
-        keep = finite[trace.token_expert_order[group] // weights.top_k]
-
-        def use_found(z: F64Array, _: int, found: F64Array = found, keep: Any = keep) -> F64Array:
-            found_inner.append(found[keep])
-            exact_inner.append(z[keep])
-            return found
-
-        layer = _ExpertLayer(weights, trace, expert)
+        owners = sources[group] // top_k
+        before = factors[group, np.newaxis]
+        after = np.ones_like(before)
+        if not weights.apply_router_weight_first:
+            before, after = after, before
+        layer = _Expert(stack, expert, activation or stack.activation)
         with np.errstate(invalid="ignore", over="ignore"):  # rows that `finite` leaves out
-            same += layer.output(quantized, use_found)
-            plain += layer.output(tokens)
+            z = layer.activated(hidden[group])
+            np.add.at(same, owners, after * layer.down(inner[group]))
+            whole = layer.down(layer.activated(tokens[owners] * before))
+            np.add.at(plain, owners, after * whole)
+        keep = finite[owners]
+        found_inner.append(inner[group][keep])
+        exact_inner.append(z[keep])
+    if trace.shared is not None and weights.shared is not None:
+        same += decode_bf16(trace.shared)
+        shared = _Expert(weights.shared, 0, activation or weights.shared.activation)
+        with np.errstate(invalid="ignore", over="ignore"):
+            plain += shared.down(shared.activated(tokens))
 
     output = decode_bf16(trace.output).astype(np.float64)[finite]
     return Comparison(
@@ -91,23 +106,22 @@ def relative_error(found: F64Array, exact: F64Array) -> float:
     return float(difference / norm)
 
 
-class _ExpertLayer:
-    """One expert's share of the layer; holds only that expert's weights in float64."""
+class _Expert:
+    """One expert in float64; holds only its own weights."""
 
-    def __init__(self, weights: ExpertWeights, trace: MoETrace, expert: int) -> None:
-        self._gate_up = oracle.dequantize_nvfp4(
-            weights.gate_up[expert],
-            weights.gate_up_scales[expert],
-            float(weights.gate_up_weight_scale[expert]),
-        )[np.newaxis]
-        self._down = oracle.dequantize_nvfp4(
-            weights.down[expert],
-            weights.down_scales[expert],
-            float(weights.down_weight_scale[expert]),
-        )[np.newaxis]
-        self._ids = np.where(trace.topk_ids == expert, 0, -1).astype(np.int32)
-        self._weights = trace.topk_weights
+    def __init__(self, stack: ExpertStack, expert: int, activation: GatedActivation) -> None:
+        self._gate_up = exact_weight(stack, "gate_up", expert)
+        self._down = exact_weight(stack, "down", expert)
+        self._gate_up_bias = exact_bias(stack, "gate_up", expert)
+        self._down_bias = exact_bias(stack, "down", expert)
+        self._activation = activation
 
-    def output(self, x: F64Array, quantize: Any = None) -> F64Array:
-        """[T, H], zero for tokens that do not use the expert."""
-        return oracle.moe_layer(x, self._ids, self._weights, self._gate_up, self._down, quantize)
+    def activated(self, rows: F64Array) -> F64Array:
+        """[m, D], what goes into the down projection."""
+        projected = rows @ self._gate_up.T + self._gate_up_bias
+        d = projected.shape[1] // 2
+        return oracle.gated_activation(projected[:, :d], projected[:, d:], self._activation)
+
+    def down(self, inner: F64Array) -> F64Array:
+        """[m, H] of [m, D]."""
+        return inner @ self._down.T + self._down_bias

@@ -13,17 +13,53 @@ Every operation takes numpy arrays or arrays of a GPU and returns the same kind.
 """
 
 from nbmoe.ops.combine import moe_finalize
+from nbmoe.ops.dequantize import mxfp4_dequant
+from nbmoe.ops.gated import gated_activation
+from nbmoe.ops.interleave import block_scales_interleave
 from nbmoe.ops.matmul import grouped_matmul_block_scaled
-from nbmoe.ops.quantize import grouped_quantize_dynamic_block_scaled
-from nbmoe.ops.routing import RoutingIndices, moe_create_indices, route
+from nbmoe.ops.matmul_fp8 import (
+    batched_dynamic_scaled_fp8_matmul,
+    grouped_dynamic_scaled_fp8_matmul,
+    grouped_rowwise_dynamic_scaled_fp8_matmul,
+)
+from nbmoe.ops.matmul_ragged import grouped_matmul_ragged, grouped_matmul_w4a16
+from nbmoe.ops.quantize import (
+    grouped_quantize_dynamic_block_scaled,
+    quantize_dynamic_block_scaled,
+)
+from nbmoe.ops.quantize_fp8 import quantize_dynamic_scaled_float8
+from nbmoe.ops.quantize_fp8_tensor import (
+    quantize_static_scaled_float8,
+    quantize_tensor_dynamic_scaled_float8,
+)
+from nbmoe.ops.router import route, router_logits
+from nbmoe.ops.routing import RoutingIndices, gather_rows, moe_create_indices
+from nbmoe.ops.row_scaled import grouped_quantize_nvfp4_row_scaled
+from nbmoe.ops.silu_quantize import fused_silu_quantize
 from nbmoe.ops.swiglu import grouped_matmul_blocked_swiglu
 
 __all__ = [
     "RoutingIndices",
+    "batched_dynamic_scaled_fp8_matmul",
+    "block_scales_interleave",
+    "fused_silu_quantize",
+    "gated_activation",
+    "gather_rows",
+    "grouped_dynamic_scaled_fp8_matmul",
     "grouped_matmul_block_scaled",
     "grouped_matmul_blocked_swiglu",
+    "grouped_matmul_ragged",
+    "grouped_matmul_w4a16",
     "grouped_quantize_dynamic_block_scaled",
+    "grouped_quantize_nvfp4_row_scaled",
+    "grouped_rowwise_dynamic_scaled_fp8_matmul",
     "moe_create_indices",
     "moe_finalize",
+    "mxfp4_dequant",
+    "quantize_dynamic_block_scaled",
+    "quantize_dynamic_scaled_float8",
+    "quantize_static_scaled_float8",
+    "quantize_tensor_dynamic_scaled_float8",
     "route",
+    "router_logits",
 ]

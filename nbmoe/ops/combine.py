@@ -18,6 +18,7 @@ def moe_finalize(
     restore_token_order: Any,
     weights: Any,
     *,
+    shared: Any = None,
     out: Any = None,
     backend: str | None = None,
     stream: Any = None,
@@ -25,14 +26,16 @@ def moe_finalize(
 ) -> Any:
     """Sums each token's rows of the down projection with the routing weights.
 
-    `out[t] = bf16(sum over j of weights[t, j] * down[restore_token_order[t * k + j]])`; j ascends
-    from +0, one float32 fma each. An order of 0xFFFFFFFF (a masked slot) contributes nothing; a
-    token with none is 0.
+    `out[t] = bf16(shared[t] + sum over j of weights[t, j] * down[restore_token_order[t * k + j]])`:
+    from +0 the shared row as with weight 1, then j ascends, one float32 fma each. So the bytes are
+    those of a shared expert that is routed first with weight 1. An order of 0xFFFFFFFF (a masked
+    slot) contributes nothing; a token with none is 0.
 
     Args:
         down: (M, H) bfloat16, rows in expert order, H % 8 == 0.
         restore_token_order: (T * k,) uint32 of `moe_create_indices`.
         weights: (T, k) float32 of `route`.
+        shared: (T, H) bfloat16 output of shared experts, or None.
         out: (T, H) bfloat16 to write.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
@@ -57,6 +60,9 @@ def moe_finalize(
     size = num_tokens * top_k
     call.shape("restore_token_order", (size,), f"(T*k,) = ({size},), one a weight")
     shape = (num_tokens, num_cols)
+    added = call.optional("shared", shared, BF16, "(T, H)")
+    if added is not None:
+        call.shape("shared", shape, f"(T, H) = {shape}")
     if out is not None:
         call.output("out", out, BF16, "(T, H)", shape)
     chosen = call.place(backend, stream)
@@ -69,7 +75,10 @@ def moe_finalize(
     if num_tokens == 0:
         return output.owner
     if chosen.name == "reference":
-        result = reference.moe_finalize(*map(host_view, (rows, restore, factors)))
+        result = reference.moe_finalize(
+            *map(host_view, (rows, restore, factors)),
+            shared=None if added is None else host_view(added),
+        )
         store(output, result)
         return output.owner
 
@@ -77,10 +86,11 @@ def moe_finalize(
 
     launch_moe_finalize(
         executor(chosen, call),
-        *flat(chosen, output, rows, restore, factors),
+        *flat(chosen, output, rows, restore, factors, added),
         num_tokens=num_tokens,
         top_k=top_k,
         num_cols=num_cols,
+        has_shared=added is not None,
         stream=call.stream,
     )
     return output.owner

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbmoe import arrays, backend
-from nbmoe.arrays import Array, describe
+from nbmoe.arrays import Array, Kind, describe
 from nbmoe.backend import Backend
 from nbmoe.validate import Call, Elements
 from nbmoe_kernels.kernel import Executor
@@ -19,8 +19,9 @@ _NO_ELEMENTS = np.empty(0, np.uint8)
 
 def executor(chosen: Backend, call: Call) -> Executor:
     """The executor of the backend, for the GPU that holds the operands."""
-    devices = (a.device for a in (call.inputs | call.outputs).values())
-    return backend.executor(chosen.name, next((d for d in devices if d is not None), None))
+    operands = (call.inputs | call.outputs).values()
+    device = next((a.device for a in operands if a.device is not None), None)
+    return backend.executor(chosen.name, device, waits=any(a.kind is Kind.JAX for a in operands))
 
 
 def flat(chosen: Backend, *operands: Array | None) -> tuple[Any, ...]:
@@ -30,7 +31,13 @@ def flat(chosen: Backend, *operands: Array | None) -> tuple[Any, ...]:
     """
     if chosen.on_gpu:
         return tuple(0 if a is None else a.pointer for a in operands)
-    return tuple(_NO_ELEMENTS if a is None else host_view(a).reshape(-1) for a in operands)
+    return tuple(_NO_ELEMENTS if a is None else _kernel_view(a).reshape(-1) for a in operands)
+
+
+def _kernel_view(operand: Array) -> NDArray[Any]:
+    """A host operand as kernels declare it: codes and scales of a byte as uint8."""
+    view = host_view(operand)
+    return view.view(np.uint8) if view.itemsize == 1 else view
 
 
 def host_view(operand: Array) -> NDArray[Any]:

@@ -1,13 +1,15 @@
-"""Grouped matmul: each slot's rows times its expert's weight, both NVFP4, in bfloat16."""
+"""Grouped matmul: each slot's rows times its expert's weight, both block-scaled, in bfloat16."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from nbmoe import reference
-from nbmoe.ops.launch import allocate, executor, flat, host_view, store
+from nbmoe.formats import BlockFormat
+from nbmoe.ops.launch import allocate, host_view, store
+from nbmoe.ops.product import launch_product, reference_arguments
 from nbmoe.validate import BF16, Call
-from nbmoe.validate.grouped import check_product, take_product
+from nbmoe.validate.product import check_product, take_product
 
 
 def grouped_matmul_block_scaled(
@@ -18,8 +20,11 @@ def grouped_matmul_block_scaled(
     expert_start: Any,
     a_scale_offsets: Any,
     expert_ids: Any,
-    expert_scales: Any,
+    expert_scales: Any = None,
     *,
+    format: str | BlockFormat | None = None,
+    weight_format: str | BlockFormat | None = None,
+    bias: Any = None,
     estimated_total_m: int | None = None,
     a_row_scales: Any = None,
     out: Any = None,
@@ -29,22 +34,32 @@ def grouped_matmul_block_scaled(
 ) -> Any:
     """Multiplies each slot's rows by its expert's weight: A @ W[e].T, scaled, rounded once.
 
-    The accumulation is Hopper's, in the order of `nbmoe.layouts.K_STEPS`, whatever the backend and
-    the tile sizes. Rows from expert_start[-1] on are not written; they are 0 in a buffer that this
-    function allocates on the host.
+    Formats of activations and weights may be NVFP4 twice, MXFP4 twice, MXFP8 twice, or MXFP8 and
+    MXFP4 (W4A8). K is a multiple of the block, 16 for NVFP4 and 32 for the others; a scale tile
+    covers 4 blocks. Shapes below are of FP8 elements; FP4 formats pack (M, K/2) and (E, N, K/2).
+
+    Codes times block scales become float16 (NVFP4) or bfloat16 (MX). Their accumulation is
+    Hopper's, in the order of `nbmoe.layouts.K_STEPS`, whatever the backend and the tile sizes. Rows
+    from expert_start[-1] on are not written; they are 0 in a buffer that this function allocates on
+    the host.
 
     Args:
-        hidden: (M, K/2) uint8 packed codes, K % 16 == 0.
-        weight: (E, N, K/2) uint8 packed codes, N % 8 == 0.
-        a_scales: (tiles, ceil(K/64), 32, 4, 4) uint8 scale tiles of `hidden`.
-        b_scales: (E, ceil(N/128), ceil(K/64), 32, 4, 4) uint8 scale tiles of `weight`.
+        hidden: (M, K) codes: uint8, or float8_e4m3fn for MXFP8.
+        weight: (E, N, K) codes, N % 8 == 0.
+        a_scales: (tiles, ceil(K/(4 * block)), 32, 4, 4) scale tiles of `hidden`: uint8, or
+            float8_e4m3fn for NVFP4 and float8_e8m0fnu for MX.
+        b_scales: (E, ceil(N/128), ceil(K/(4 * block)), 32, 4, 4) scale tiles of `weight`.
         expert_start: (S + 1,) uint32 prefix sums: slot s owns rows expert_start[s] up to
             expert_start[s + 1] [rows].
         a_scale_offsets: (S,) uint32, see `nbmoe.layouts.scales_offset` [128-row tiles].
         expert_ids: (S,) int32 expert of each slot; the rows of -1 are 0.
-        expert_scales: (E,) float32 factors, by expert id.
+        expert_scales: (E,) float32 factors, by expert id. NVFP4 needs them; None means ones.
+        format: "nvfp4", "mxfp4" or "mxfp8", the format of `hidden`. None tells it by element
+            types: e4m3 codes are MXFP8, e8m0 scales MXFP4, all else NVFP4.
+        weight_format: Format of `weight`. None: as `hidden`, or MXFP4 if packed beside MXFP8.
+        bias: (E, N) bfloat16, by expert id, added in float32 after all factors.
         estimated_total_m: Expected rows, to choose tile sizes by; never changes a byte.
-        a_row_scales: (M,) bfloat16 factors of rows.
+        a_row_scales: (M,) bfloat16 factors of rows, for NVFP4.
         out: (M, N) bfloat16 to write.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
@@ -56,6 +71,7 @@ def grouped_matmul_block_scaled(
 
     Raises:
         ArgTypeError, RangeError: `estimated_total_m` is no int >= 0.
+        ConfigError: formats contradict operands or each other, or row scales came without NVFP4.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other.
         ScaleError: a scale is missing, NaN, negative or, as a factor, 0.
@@ -70,9 +86,12 @@ def grouped_matmul_block_scaled(
         expert_start,
         a_scale_offsets,
         expert_ids,
-        expert_scales,
-        a_row_scales,
-        estimated_total_m,
+        expert_scales=expert_scales,
+        a_row_scales=a_row_scales,
+        bias=bias,
+        format=format,
+        weight_format=weight_format,
+        estimated_total_m=estimated_total_m,
     )
     shape = (p.num_rows, p.n)
     if out is not None:
@@ -84,45 +103,12 @@ def grouped_matmul_block_scaled(
     if p.num_rows == 0:
         return output.owner
     if chosen.name == "reference":
-        starts = host_view(p.slots.starts)
-        result = reference.grouped_matmul_block_scaled(
-            host_view(p.hidden),
-            host_view(p.weight),
-            host_view(p.a_scales),
-            host_view(p.b_scales),
-            starts,
-            host_view(p.slots.offsets),
-            host_view(p.slots.ids),
-            host_view(p.expert_scales),
-            a_row_scales=None if p.a_row_scales is None else host_view(p.a_row_scales),
-        )
-        store(output, result, [(0, int(starts[-1]))])
+        operands, keywords = reference_arguments(p)
+        result = reference.grouped_matmul_block_scaled(*operands, **keywords)
+        store(output, result, [(0, int(host_view(p.slots.starts)[-1]))])
         return output.owner
 
-    from nbmoe_kernels.heuristics import grouped_matmul_config
     from nbmoe_kernels.matmul_grouped_sm80 import launch_matmul_grouped
 
-    launch_matmul_grouped(
-        executor(chosen, call),
-        *flat(
-            chosen,
-            output,
-            p.hidden,
-            p.weight,
-            p.a_scales,
-            p.b_scales,
-            p.slots.starts,
-            p.slots.offsets,
-            p.slots.ids,
-            p.expert_scales,
-            p.a_row_scales,
-        ),
-        num_active=p.slots.count,
-        num_tiles=p.a_scales.shape[0],
-        n=p.n,
-        k=p.k,
-        has_row_scales=p.a_row_scales is not None,
-        config=grouped_matmul_config(p.n, p.k, p.slots.count, p.estimated_total_m),
-        stream=call.stream,
-    )
+    launch_product(launch_matmul_grouped, chosen, call, p, (output,))
     return output.owner

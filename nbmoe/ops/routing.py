@@ -1,87 +1,20 @@
-"""Routing: which experts a token goes to, and the order that groups rows by expert."""
+"""Routing: the order that groups routed rows by expert, and rows in that order."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nbmoe import reference
-from nbmoe.errors import RoutingError, ShapeError, UnsupportedError
+from nbmoe.errors import RoutingError, UnsupportedError
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
 from nbmoe.reference import RoutingIndices
-from nbmoe.validate import F32, I32, U32, Call
-from nbmoe.validate.routing import check_topk_ids, first
+from nbmoe.validate import BF16, F32, I32, U32, Call
+from nbmoe.validate.routing import NO_ROW, check_topk_ids, first
 
-__all__ = ["RoutingIndices", "moe_create_indices", "route"]
-
-
-def route(
-    logits: Any,
-    top_k: int,
-    *,
-    renormalize: bool,
-    out: Any = None,
-    backend: str | None = None,
-    stream: Any = None,
-    validate: str | None = None,
-) -> tuple[Any, Any]:
-    """Softmax, then the k most probable experts of each token, ties to the lower id.
-
-    Runs in numpy on every backend: routers are small, and their choice steers everything after.
-
-    Args:
-        logits: (T, E) float32, on the host.
-        top_k: Experts a token, k.
-        renormalize: Whether the k weights of a token are divided by their sum.
-        out: `(topk_ids, topk_weights)` to write.
-        backend: See `nbmoe.ops`.
-        stream: See `nbmoe.ops`.
-        validate: See `nbmoe.ops`. A token with NaN logits gets NaN weights; "full" refuses rows
-            that are all NaN or all -inf.
-
-    Returns:
-        topk_ids (T, k) int32 and topk_weights (T, k) float32.
-
-    Raises:
-        ArgTypeError, RangeError: `top_k` is no int in [1, E].
-        DTypeError, ShapeError, LayoutError, AliasError: an array cannot be used.
-        DeviceError: an array is on a GPU.
-        RoutingError: a row has no largest logit ("full").
-    """
-    call = Call("route", validate)
-    scores = call.array("logits", logits, F32, "(T, E)")
-    num_tokens, num_experts = scores.shape
-    if num_experts == 0:
-        raise ShapeError(call.message("logits", "(T, E) with E >= 1", f"shape {scores.shape}"))
-    top_k = call.integer("top_k", top_k, 1, num_experts)
-    renormalize = call.boolean("renormalize", renormalize)
-    shape = (num_tokens, top_k)
-    buffers = call.out_tuple(out, ("topk_ids", "topk_weights"))
-    if buffers is not None:
-        call.output("out[0]", buffers[0], I32, "(T, k)", shape)
-        call.output("out[1]", buffers[1], F32, "(T, k)", shape)
-    call.place_on_host(backend, stream)
-    if call.checks("full"):
-        _check_logits(call, host_view(scores))
-
-    ids = call.outputs.get("out[0]") or allocate(call, "topk_ids", shape, I32)
-    weights = call.outputs.get("out[1]") or allocate(call, "topk_weights", shape, F32)
-    if num_tokens:
-        chosen_ids, chosen_weights = reference.route(
-            host_view(scores), top_k, renormalize=renormalize
-        )
-        store(ids, chosen_ids)
-        store(weights, chosen_weights)
-    return ids.owner, weights.owner
-
-
-def _check_logits(call: Call, logits: Any) -> None:
-    for what, bad in (("NaN", np.isnan(logits)), ("-inf", np.isneginf(logits))):
-        rows = bad.all(axis=1)
-        if rows.any():
-            got = f"all {what} in row {first(rows)}"
-            raise RoutingError(call.message("logits", "a largest logit in each row", got))
+__all__ = ["RoutingIndices", "gather_rows", "moe_create_indices"]
 
 
 def moe_create_indices(
@@ -155,3 +88,86 @@ def _shapes(num_slots: int, num_experts: int) -> tuple[tuple[int, ...], ...]:
 
 def _elements(field: str) -> Any:
     return I32 if field == "expert_ids" else U32
+
+
+def gather_rows(
+    input: Any,
+    order: Any,
+    *,
+    divisor: int = 1,
+    weights: Any = None,
+    out: Any = None,
+    backend: str | None = None,
+    stream: Any = None,
+    validate: str | None = None,
+) -> Any:
+    """Copies rows into another order: `out[m] = input[order[m] // divisor]`.
+
+    Args:
+        input: (R, K) bfloat16, K % 8 == 0.
+        order: (M,) uint32, such as `token_expert_order`; 0xFFFFFFFF gives a row of zeros.
+        divisor: What the order counts for each input row, k for a `token_expert_order`.
+        weights: (R, divisor) float32 of `route`, or None: row m is multiplied by entry order[m] of
+            the flat array in float32 and rounded to bfloat16.
+        out: (M, K) bfloat16 to write.
+        backend: See `nbmoe.ops`.
+        stream: See `nbmoe.ops`.
+        validate: See `nbmoe.ops`. "metadata" checks the order.
+
+    Returns:
+        (M, K) bfloat16.
+
+    Raises:
+        ArgTypeError, RangeError: `divisor` is no positive int.
+        DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
+        RoutingError: an order points beyond the input.
+    """
+    call = Call("gather_rows", validate)
+    rows = call.array("input", input, BF16, "(R, K)")
+    sources = call.array("order", order, U32, "(M,)")
+    divisor = call.integer("divisor", divisor, 1)
+    (num_inputs, num_cols), num_rows = rows.shape, sources.size
+    call.multiple("input", "K", num_cols, 8, "pad K with zeros")
+    factors = call.optional("weights", weights, F32, "(R, divisor)")
+    if factors is not None:
+        call.shape("weights", (num_inputs, divisor), f"(R, divisor) = {(num_inputs, divisor)}")
+    shape = (num_rows, num_cols)
+    if out is not None:
+        call.output("out", out, BF16, "(M, K)", shape)
+    chosen = call.place(backend, stream)
+    if call.checks("metadata"):
+        _check_order(call, call.data(sources), divisor, num_inputs)
+
+    output = call.outputs.get("out") or allocate(call, "out", shape, BF16)
+    if num_rows == 0:
+        return output.owner
+    if chosen.name == "reference":
+        result = reference.gather_rows(
+            host_view(rows),
+            host_view(sources),
+            divisor=divisor,
+            weights=None if factors is None else host_view(factors),
+        )
+        store(output, result)
+        return output.owner
+
+    from nbmoe_kernels.gather_rows import launch_gather_rows
+
+    launch_gather_rows(
+        executor(chosen, call),
+        *flat(chosen, output, rows, sources, factors),
+        num_rows=num_rows,
+        num_cols=num_cols,
+        divisor=divisor,
+        has_weights=factors is not None,
+        stream=call.stream,
+    )
+    return output.owner
+
+
+def _check_order(call: Call, order: NDArray[Any], divisor: int, num_inputs: int) -> None:
+    outside = (order != NO_ROW) & (order // np.uint32(divisor) >= num_inputs)
+    if outside.any():
+        i = first(outside)
+        rule = f"order // {divisor} < {num_inputs}, the rows of input, or 0xFFFFFFFF"
+        raise RoutingError(call.message("order", rule, f"order[{i}] = {order[i]}"))

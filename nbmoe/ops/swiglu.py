@@ -1,15 +1,20 @@
-"""Grouped matmul with SwiGLU and requantization in its epilogue: the first half of an expert."""
+"""Grouped matmul with a gated activation and requantization: the first half of an expert."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from nbmoe import reference
+from nbmoe.activation import GatedActivation, take_activation
+from nbmoe.arrays import Array
 from nbmoe.errors import ScaleError
+from nbmoe.formats import NVFP4, BlockFormat
 from nbmoe.layouts import TILE_SHAPE, ceil_div
-from nbmoe.ops.launch import allocate, executor, flat, host_view, store
-from nbmoe.validate import CODES, F32, SCALES, Call
-from nbmoe.validate.grouped import BLOCK, TILE_K, check_product, take_product
+from nbmoe.ops.launch import allocate, host_view, store
+from nbmoe.ops.product import launch_product, optional_view, reference_arguments
+from nbmoe.validate import F32, Call
+from nbmoe.validate.elements import codes_of, scales_of
+from nbmoe.validate.product import Product, check_product, take_product
 from nbmoe.validate.routing import used_tiles
 from nbmoe.validate.scales import check_factors
 
@@ -23,8 +28,12 @@ def grouped_matmul_blocked_swiglu(
     a_scale_offsets: Any,
     expert_ids: Any,
     *,
-    expert_scales: Any,
-    c_input_scales: Any,
+    expert_scales: Any = None,
+    c_input_scales: Any = None,
+    format: str | BlockFormat | None = None,
+    weight_format: str | BlockFormat | None = None,
+    bias: Any = None,
+    activation: GatedActivation | None = None,
     estimated_total_m: int | None = None,
     a_row_scales: Any = None,
     match_bf16: bool = True,
@@ -33,27 +42,37 @@ def grouped_matmul_blocked_swiglu(
     stream: Any = None,
     validate: str | None = None,
 ) -> tuple[Any, Any]:
-    """Multiplies by gate and up weights, applies SwiGLU, and quantizes the result to NVFP4.
+    """Multiplies by gate and up weights, applies a gated activation, and quantizes the result.
 
-    Equals `grouped_matmul_block_scaled`, then `z = g * sigmoid(g) * u` in float32, then the NVFP4
-    block quantization of z without another rounding. Scale tiles are written and left alone as by
+    Equals `grouped_matmul_block_scaled`, then `fused_silu_quantize` of its interleaved columns: the
+    activation z is computed in float32 and quantized without another rounding, to the format of
+    the activations, MX scales by the rule "rceil". Scale tiles are written and left alone as by
     `grouped_quantize_dynamic_block_scaled`.
 
+    No array says that its rows are interleaved, so nobody can notice weights, scales or a bias that
+    are not, or not all.
+
     Args:
-        hidden: (M, K/2) uint8 packed codes, K % 16 == 0.
-        weight: (E, 2D, K/2) uint8 packed codes, D % 16 == 0, rows in the order of
-            `nbmoe.layouts.sigma_permute`: gate 0, up 0, gate 1, ...
-        a_scales: (tiles, ceil(K/64), 32, 4, 4) uint8 scale tiles of `hidden`.
-        b_scales: (E, ceil(2D/128), ceil(K/64), 32, 4, 4) uint8 scale tiles of `weight`, their rows
-            permuted likewise.
+        hidden: (M, K) codes, packed (M, K/2) for FP4 formats, as for the plain matmul.
+        weight: (E, 2D, K) or packed (E, 2D, K/2) codes, D a multiple of the block, rows in the
+            order of `nbmoe.layouts.sigma_permute`: gate 0, up 0, gate 1, ...
+        a_scales: (tiles, ceil(K/(4 * block)), 32, 4, 4) scale tiles of `hidden`.
+        b_scales: (E, ceil(2D/128), ceil(K/(4 * block)), 32, 4, 4) scale tiles of `weight`, their
+            rows permuted likewise.
         expert_start: (S + 1,) uint32 prefix sums: slot s owns rows expert_start[s] up to
             expert_start[s + 1] [rows].
         a_scale_offsets: (S,) uint32, see `nbmoe.layouts.scales_offset` [128-row tiles].
         expert_ids: (S,) int32 expert of each slot; the rows of -1 get codes 0 and scales 0.
-        expert_scales: (E,) float32 factors, by expert id.
-        c_input_scales: (S,) float32 inverse input scales of the down projection, by slot.
+        expert_scales: (E,) float32 factors, by expert id. NVFP4 needs them; None means ones.
+        c_input_scales: (S,) float32 inverse input scales of the down projection, by slot. NVFP4
+            needs them; MX formats have none, and do not look at what is given.
+        format: Format of `hidden` and of the result; see `grouped_matmul_block_scaled`.
+        weight_format: Format of `weight`; see there.
+        bias: (E, 2D) bfloat16, by expert id, rows permuted like the weight's, added in float32
+            after all factors.
+        activation: What to apply, None for silu. It must be a named one.
         estimated_total_m: Expected rows, to choose tile sizes by; never changes a byte.
-        a_row_scales: (M,) bfloat16 factors of rows.
+        a_row_scales: (M,) bfloat16 factors of rows, for NVFP4.
         match_bf16: Whether g and u are rounded to bfloat16 first, as separate kernels would.
         out: `(codes, scales)` to write.
         backend: See `nbmoe.ops`.
@@ -61,17 +80,22 @@ def grouped_matmul_blocked_swiglu(
         validate: See `nbmoe.ops`; levels as for `grouped_matmul_block_scaled`.
 
     Returns:
-        Codes (M, D/2) uint8, low nibble first, and scales (tiles, ceil(D/64), 32, 4, 4) uint8 with
-        the tiles of `a_scales`.
+        Codes (M, D), or (M, D/2) packed low nibble first for FP4 formats, and scales
+        (tiles, ceil(D/(4 * block)), 32, 4, 4) with the tiles of `a_scales`, in the element types
+        of the format (`nbmoe.formats`).
 
     Raises:
-        ArgTypeError, RangeError: `estimated_total_m` is no int >= 0, `match_bf16` no bool.
+        ArgTypeError, RangeError: `estimated_total_m` is no int >= 0, `match_bf16` no bool,
+            `activation` no GatedActivation.
+        ConfigError: formats contradict operands or each other, row scales came without NVFP4, or
+            the activation is a function.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other.
         ScaleError: a scale is missing, NaN, negative or, as a factor, 0.
     """
     call = Call("grouped_matmul_blocked_swiglu", validate)
     match_bf16 = call.boolean("match_bf16", match_bf16)
+    activation = take_activation(call.api, activation, fused=True)
     p = take_product(
         call,
         hidden,
@@ -81,76 +105,70 @@ def grouped_matmul_blocked_swiglu(
         expert_start,
         a_scale_offsets,
         expert_ids,
-        expert_scales,
-        a_row_scales,
-        estimated_total_m,
+        expert_scales=expert_scales,
+        a_row_scales=a_row_scales,
+        bias=bias,
+        format=format,
+        weight_format=weight_format,
+        estimated_total_m=estimated_total_m,
     )
-    call.multiple("weight", "N = 2D", p.n, 2 * BLOCK, "gate and up rows, D % 16 == 0 each")
-    slots, moe_dim = p.slots, p.n // 2
-    factors = call.array("c_input_scales", c_input_scales, F32, "(S,)", missing=ScaleError)
-    call.shape("c_input_scales", (slots.count,), f"(S,) = ({slots.count},), one a slot")
-    codes_shape = (p.num_rows, moe_dim // 2)
-    scales_shape = (p.a_scales.shape[0], ceil_div(moe_dim, TILE_K), *TILE_SHAPE)
+    block = p.a_format.block
+    call.multiple("weight", "N = 2D", p.n, 2 * block, f"gate and up rows, D % {block} == 0 each")
+    factors = _take_factors(call, p, c_input_scales)
+    moe_dim, starts, offsets = p.n // 2, p.slots.starts, p.slots.offsets
+    codes_shape = (p.num_rows, p.a_format.packed_k(moe_dim))
+    columns = p.a_format.tile_columns
+    scales_shape = (p.a_scales.shape[0], ceil_div(moe_dim, columns), *TILE_SHAPE)
+    code_type, scale_type = codes_of(p.a_format), scales_of(p.a_format)
     buffers = call.out_tuple(out, ("c_packed", "c_swiglu_scales"))
     if buffers is not None:
-        call.output("out[0]", buffers[0], CODES, "(M, D/2)", codes_shape)
-        symbols = "(tiles of a_scales, ceil(D/64), 32, 4, 4)"
-        call.output("out[1]", buffers[1], SCALES, symbols, scales_shape)
+        symbols = "(M, D/2)" if p.a_format.per_byte == 2 else "(M, D)"
+        call.output("out[0]", buffers[0], code_type, symbols, codes_shape)
+        symbols = f"(tiles of a_scales, ceil(D/{columns}), 32, 4, 4)"
+        call.output("out[1]", buffers[1], scale_type, symbols, scales_shape)
     chosen = call.place(backend, stream)
     check_product(call, p)
-    if call.checks("metadata"):
+    if factors is not None and call.checks("metadata"):
         check_factors(call, "c_input_scales", call.data(factors), "slot")
 
-    codes = call.outputs.get("out[0]") or allocate(call, "c_packed", codes_shape, CODES)
-    scales = call.outputs.get("out[1]") or allocate(call, "c_swiglu_scales", scales_shape, SCALES)
+    codes = call.outputs.get("out[0]") or allocate(call, "c_packed", codes_shape, code_type)
+    scales = call.outputs.get("out[1]") or allocate(call, "scales", scales_shape, scale_type)
     if p.num_rows == 0:
         return codes.owner, scales.owner
     if chosen.name == "reference":
-        starts, offsets = host_view(slots.starts), host_view(slots.offsets)
+        operands, keywords = reference_arguments(p)
         result = reference.grouped_matmul_blocked_swiglu(
-            host_view(p.hidden),
-            host_view(p.weight),
-            host_view(p.a_scales),
-            host_view(p.b_scales),
-            starts,
-            offsets,
-            host_view(slots.ids),
-            expert_scales=host_view(p.expert_scales),
-            c_input_scales=host_view(factors),
-            a_row_scales=None if p.a_row_scales is None else host_view(p.a_row_scales),
+            *operands,
+            **keywords,
+            c_input_scales=optional_view(factors),
+            activation=activation,
             match_bf16=match_bf16,
         )
-        store(codes, result[0], [(0, int(starts[-1]))])
-        store(scales, result[1], used_tiles(starts, offsets))
+        store(codes, result[0], [(0, int(host_view(starts)[-1]))])
+        store(scales, result[1], used_tiles(host_view(starts), host_view(offsets)))
         return codes.owner, scales.owner
 
-    from nbmoe_kernels.heuristics import grouped_matmul_config
     from nbmoe_kernels.matmul_grouped_swiglu_sm80 import launch_matmul_grouped_swiglu
 
-    launch_matmul_grouped_swiglu(
-        executor(chosen, call),
-        *flat(
-            chosen,
-            codes,
-            scales,
-            p.hidden,
-            p.weight,
-            p.a_scales,
-            p.b_scales,
-            slots.starts,
-            slots.offsets,
-            slots.ids,
-            p.expert_scales,
-            factors,
-            p.a_row_scales,
-        ),
-        num_active=slots.count,
-        num_tiles=p.a_scales.shape[0],
-        n=p.n,
-        k=p.k,
-        has_row_scales=p.a_row_scales is not None,
+    launch_product(
+        launch_matmul_grouped_swiglu,
+        chosen,
+        call,
+        p,
+        (codes, scales),
+        (factors,),
         match_bf16=match_bf16,
-        config=grouped_matmul_config(p.n, p.k, slots.count, p.estimated_total_m),
-        stream=call.stream,
+        activation=activation.fused_activation,
+        alpha=activation.alpha,
+        limit=activation.limit,
     )
     return codes.owner, scales.owner
+
+
+def _take_factors(call: Call, p: Product, c_input_scales: Any) -> Array | None:
+    if p.a_format is not NVFP4:
+        return None
+    factors = call.array("c_input_scales", c_input_scales, F32, "(S,)", missing=ScaleError)
+    count = p.slots.count
+    call.shape("c_input_scales", (count,), f"(S,) = ({count},), one a slot")
+    return factors

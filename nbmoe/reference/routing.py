@@ -1,14 +1,14 @@
-"""Which expert gets which token, and the order that groups routed rows by expert."""
+"""The order that groups routed rows by expert, and rows in that order."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nbmoe.codecs import F32Array
-from nbmoe.errors import RangeError, RoutingError, message
+from nbmoe import codecs
+from nbmoe.errors import RoutingError, message
 from nbmoe.layouts import U32Array, scales_offset
 
 NO_ROW: Final = 0xFFFFFFFF
@@ -36,38 +36,6 @@ class RoutingIndices(NamedTuple):
     expert_ids: I32Array
     expert_usage_stats: U32Array
     scales_offset: U32Array
-
-
-def route(logits: F32Array, top_k: int, *, renormalize: bool) -> tuple[I32Array, F32Array]:
-    """Softmax over experts, then the k most probable, ties to the lower id.
-
-    The softmax is computed in float64 and rounded once to float32. Selection compares the float32
-    probabilities. A token with a NaN logit gets NaN weights.
-
-    Args:
-        logits: (T, E) float32 router outputs.
-        top_k: Experts per token, 1..E.
-        renormalize: Divide the k weights of a token by their sum.
-
-    Returns:
-        topk_ids (T, k) int32 in order of falling probability, topk_weights (T, k) float32.
-
-    Raises:
-        RangeError: `top_k` is outside 1..E.
-    """
-    experts = logits.shape[1]
-    if not 1 <= top_k <= experts:
-        raise RangeError(message("route", "top_k", f"1..{experts}", top_k))
-    with np.errstate(invalid="ignore", under="ignore"):
-        wide = logits.astype(np.float64)
-        odds = np.exp(wide - wide.max(axis=1, keepdims=True))
-        probabilities = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
-        ids = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k].astype(np.int32)
-        weights = np.take_along_axis(probabilities, ids, axis=1)
-        if renormalize:
-            total = weights.sum(axis=1, keepdims=True, dtype=np.float64)
-            weights = (weights / total).astype(np.float32)
-    return ids, weights
 
 
 def moe_create_indices(topk_ids: I32Array, num_experts: int) -> RoutingIndices:
@@ -106,3 +74,34 @@ def moe_create_indices(topk_ids: I32Array, num_experts: int) -> RoutingIndices:
         expert_usage_stats=np.array([counts.max(initial=0), num_experts], np.uint32),
         scales_offset=scales_offset(start),
     )
+
+
+def gather_rows(
+    input: npt.NDArray[Any],
+    order: U32Array,
+    *,
+    divisor: int = 1,
+    weights: npt.NDArray[np.float32] | None = None,
+) -> npt.NDArray[Any]:
+    """Rows of the input in another order: out[m] = input[order[m] // divisor].
+
+    Args:
+        input: (R, K) bf16.
+        order: (M,) uint32; 0xFFFFFFFF gives a row of zeros.
+        divisor: What the order counts for each input row.
+        weights: (R, divisor) float32: row m is multiplied by the entry order[m] of the flat array
+            in float32 and rounded to bf16.
+
+    Returns:
+        (M, K) bf16.
+    """
+    result = np.zeros((len(order), input.shape[1]), input.dtype)
+    present = order != NO_ROW
+    sources = order[present]
+    rows = input[sources // np.uint32(divisor)]
+    if weights is not None:
+        factors = weights.reshape(-1)[sources]
+        with np.errstate(all="ignore"):
+            rows = codecs.encode_bf16(codecs.decode_bf16(rows) * factors[:, np.newaxis])
+    result[present] = rows
+    return result

@@ -282,27 +282,6 @@ class Call:
             raise CaptureError(self.message("validate", rule, got, hint))
         return chosen
 
-    def place_on_host(self, backend: str | None, stream: Any) -> None:
-        """As `place` for a call that runs in numpy whatever the backend.
-
-        Raises:
-            DeviceError: an array is on a GPU, or as `place`.
-            AliasError: an output overlaps an input or another output.
-            ArgTypeError, ConfigError, UnsupportedError: as `place`.
-        """
-        for arg, array in (self.inputs | self.outputs).items():
-            if array.kind.on_gpu:
-                hint = "copy it with nbmoe.arrays.to_numpy()"
-                got = "one of the GPU"
-                raise DeviceError(self.message(arg, "an array of the host", got, hint))
-        self._check_overlaps()
-        if named(self.api, backend) == "gpu":
-            gpu_stream(self.api, stream, ())
-        else:
-            host_stream(self.api, stream)
-        if backend is not None:
-            resolve(backend, api=self.api)
-
     @property
     def stream(self) -> int:
         """Handle of the stream to launch on, meaningless on the host."""

@@ -49,10 +49,9 @@ def check_expert_ids(call: Call, arg: str, ids: NDArray[Any], num_experts: int, 
         s = first(outside)
         rule = f"-1 or ids below {num_experts}, the experts of {of}"
         raise RoutingError(call.message(arg, rule, f"{arg}[{s}] = {ids[s]}"))
-    active = ids[ids >= 0]
-    repeated = np.bincount(active, minlength=1) > 1
-    if repeated.any():
-        e = first(repeated)
+    present, times = np.unique(ids[ids >= 0], return_counts=True)
+    if (times > 1).any():
+        e = present[first(times > 1)]
         slots = np.flatnonzero(ids == e)[:2]
         got = f"{arg}[{slots[0]}] = {arg}[{slots[1]}] = {e}"
         raise RoutingError(call.message(arg, "at most one slot an expert", got))

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nbmoe.codecs import E8M0_NAN
 from nbmoe.errors import ScaleError
+from nbmoe.formats import NVFP4, BlockFormat
 from nbmoe.layouts import deinterleave_scales
 from nbmoe.validate.call import Call
 from nbmoe.validate.routing import first
@@ -35,30 +37,37 @@ def check_factors(call: Call, arg: str, values: NDArray[Any], per: str) -> None:
         raise ScaleError(call.message(arg, "finite factors above 0", got, hint))
 
 
-def check_weight_scales(call: Call, arg: str, tiles: NDArray[Any], n: int, k: int) -> None:
+def check_weight_scales(
+    call: Call, arg: str, tiles: NDArray[Any], n: int, k: int, fmt: BlockFormat = NVFP4
+) -> None:
     """Refuses weight scales that are NaN or negative; padding bytes are not looked at.
 
     Args:
         call: The call.
         arg: Argument name.
-        tiles: (E, ceil(N/128), ceil(K/64), 32, 4, 4) e4m3 bytes.
+        tiles: (E, ceil(N/128), ceil(K/(4 * block)), 32, 4, 4) scale bytes.
         n: Rows of an expert's weight.
         k: Elements of a row.
+        fmt: The format of the weight.
 
     Raises:
-        ScaleError: a scale is NaN or has its sign bit set.
+        ScaleError: a scale is NaN, or e4m3 with its sign bit set.
     """
+    is_e4m3 = fmt.scale == "e4m3"
+    worst = E4M3_NAN if is_e4m3 else E8M0_NAN
     codes = tiles.view(np.uint8)
-    if codes.max(initial=0) < E4M3_NAN:
+    if codes.max(initial=0) < worst:
         return
-    scales = deinterleave_scales(codes, n, k // 16)
-    bad = scales >= E4M3_NAN
+    scales = deinterleave_scales(codes, n, k // fmt.block)
+    bad = scales >= worst
     if bad.any():
         expert, row, block = (int(i) for i in np.argwhere(bad)[0])
         byte = scales[expert, row, block]
-        kind = "NaN" if byte & E4M3_NAN == E4M3_NAN else "negative"
+        is_negative = is_e4m3 and byte & E4M3_NAN != E4M3_NAN
+        kind = "negative" if is_negative else "NaN"
         got = f"{kind} byte {byte:#04x} for expert {expert}, row {row}, block {block}"
-        raise ScaleError(call.message(arg, "finite e4m3 scales >= 0", got))
+        rule = "finite e4m3 scales >= 0" if is_e4m3 else "e8m0 scales below 0xff"
+        raise ScaleError(call.message(arg, rule, got))
 
 
 def check_row_scales(call: Call, arg: str, values: NDArray[Any]) -> None:

@@ -8,9 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbmoe import layouts
-from tests.strategies import Slots, codes, scale_bytes
+from nbmoe.formats import NVFP4, PAIRS, BlockFormat
+from tests.strategies import MX_WIDTHS, WIDTHS, Slots, codes, scale_bytes
 
 Bytes = NDArray[np.uint8]
+PAIR_NAMES = tuple("x".join(fmt.name for fmt in pair) for pair in PAIRS)
+NAN_SCALE = {"e4m3": 0x7F, "e8m0": 0xFF}
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,10 @@ class Product:
     a_scales: Bytes
     b_scales: Bytes
     expert_scales: NDArray[np.float32]
-    row_scales: NDArray[Any] | None
+    row_scales: NDArray[Any] | None = None
+    bias: NDArray[Any] | None = None
+    a_format: BlockFormat = NVFP4
+    b_format: BlockFormat = NVFP4
 
     @property
     def n(self) -> int:
@@ -33,7 +39,27 @@ class Product:
     @property
     def blocks(self) -> int:
         """Scale blocks of a row."""
-        return int(self.hidden.shape[1]) // 8
+        return self.k // self.a_format.block
+
+    @property
+    def k(self) -> int:
+        """Elements of a row."""
+        return int(self.hidden.shape[1]) * self.a_format.per_byte
+
+    @property
+    def nan_scale(self) -> int:
+        """A scale byte that is NaN."""
+        return NAN_SCALE[self.a_format.scale]
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keyword arguments that both matmuls share."""
+        return {
+            "format": self.a_format,
+            "weight_format": self.b_format,
+            "bias": self.bias,
+            "a_row_scales": self.row_scales,
+        }
 
     @property
     def operands(self) -> tuple[Any, ...]:
@@ -88,22 +114,43 @@ def _overwrite(
     return np.where(unused, noise, tiles)
 
 
-def make_product(seed: int, slots: Slots, n: int, k: int, *, row_scales: bool = False) -> Product:
-    """Random operands; scale padding is 0."""
+def make_product(
+    seed: int,
+    slots: Slots,
+    n: int,
+    k: int,
+    *,
+    row_scales: bool = False,
+    bias: bool = False,
+    pair: tuple[BlockFormat, BlockFormat] = (NVFP4, NVFP4),
+) -> Product:
+    """Random operands; scale padding is 0. Row scales are left out of formats without them."""
     rng = np.random.default_rng(seed)
-    plain = np.zeros((128 * slots.tiles, k // 16), np.uint8)
+    a_format, b_format = pair
+    plain = np.zeros((128 * slots.tiles, k // a_format.block), np.uint8)
     for slot, count in enumerate(slots.counts):
         begin = 128 * slots.tile_of(slot)
-        plain[begin : begin + count] = scale_bytes(rng, (count, k // 16))
+        plain[begin : begin + count] = scale_bytes(rng, (count, k // a_format.block), a_format)
     experts = slots.num_experts
+    b_scales = scale_bytes(rng, (experts, n, k // b_format.block), b_format)
+    row_scales = row_scales and a_format is NVFP4
     return Product(
         slots=slots,
-        hidden=codes(rng, (slots.rows, k // 2)),
-        weight=codes(rng, (experts, n, k // 2)),
+        hidden=codes(rng, (slots.rows, a_format.packed_k(k)), a_format),
+        weight=codes(rng, (experts, n, b_format.packed_k(k)), b_format),
         a_scales=layouts.interleave_scales(plain),
-        b_scales=layouts.interleave_scales(scale_bytes(rng, (experts, n, k // 16))),
+        b_scales=layouts.interleave_scales(b_scales),
         expert_scales=rng.uniform(0.01, 2, experts).astype(np.float32),
         row_scales=rng.uniform(0.1, 2, slots.rows).astype(ml_dtypes.bfloat16)
         if row_scales
         else None,
+        bias=rng.standard_normal((experts, n)).astype(ml_dtypes.bfloat16) if bias else None,
+        a_format=a_format,
+        b_format=b_format,
     )
+
+
+def width_for(pair: tuple[BlockFormat, BlockFormat], choice: int) -> int:
+    """A K from those of the pair's block size."""
+    widths = WIDTHS if pair[0] is NVFP4 else MX_WIDTHS
+    return widths[choice % len(widths)]

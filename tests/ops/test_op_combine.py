@@ -73,3 +73,23 @@ def test_tokens_are_independent(kernels: Any) -> None:
             ops.moe_finalize, down, restore[2 * t : 2 * t + 2].copy(), weights[t : t + 1]
         )
         assert_same(alone[0], batch[t], f"token {t}")
+
+
+def test_shared_rows_come_first(kernels: Any) -> None:
+    """The bytes of a shared expert that is routed first with weight 1."""
+    rng = np.random.default_rng(1)
+    down, shared = activations(rng, 10, 48, "heavy"), activations(rng, 5, 48, "zeros")
+    weights = rng.uniform(0, 1, (5, 2)).astype(np.float32)
+    restore = rng.permutation(10).astype(np.uint32)
+    shapes = (((5, 48), BF16),)
+    apart = assert_equals_reference(
+        kernels, ops.moe_finalize, shapes, down, restore, weights, shared=shared
+    )
+    rows = np.concatenate([np.arange(10, 15, dtype=np.uint32)[:, None], restore.reshape(5, 2)], 1)
+    routed = kernels(
+        ops.moe_finalize,
+        np.concatenate([down, shared]),
+        rows.reshape(-1),
+        np.concatenate([np.ones((5, 1), np.float32), weights], 1),
+    )
+    assert_same(apart, routed)

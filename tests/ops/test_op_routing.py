@@ -2,15 +2,17 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbmoe import ops, reference
+from nbmoe.errors import RoutingError, ShapeError
 from nbmoe.reference import RoutingIndices
-from tests.ops.compare import POISONS, assert_same, poisoned
-from tests.strategies import ROUTINGS, TOKENS, expert_choice, seeds
+from tests.ops.compare import POISONS, assert_equals_reference, assert_same, poisoned
+from tests.strategies import ROUTINGS, TOKENS, VALUES, activations, expert_choice, seeds
 
 NO_ROW = 2**32 - 1
 
@@ -71,19 +73,31 @@ def test_scale_offsets(kernels: Any, counts: tuple[int, ...], offsets: tuple[int
     assert got.scales_offset.tolist() == list(offsets)
 
 
-@given(st.sampled_from(TOKENS), st.integers(1, 9), st.booleans(), seeds)
-def test_route_equals_reference(tokens: int, experts: int, renormalize: bool, seed: int) -> None:
+@given(
+    st.sampled_from(TOKENS),
+    st.integers(1, 4),
+    st.sampled_from((8, 48, 176, 1032)),
+    st.sampled_from(VALUES),
+    st.booleans(),
+    seeds,
+)
+def test_gather_rows_equals_reference(
+    kernels: Any, tokens: int, divisor: int, columns: int, kind: str, weighted: bool, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    logits = rng.standard_normal((tokens, experts), dtype=np.float32)
-    top_k = int(rng.integers(1, experts + 1))
-    expected = reference.route(logits, top_k, renormalize=renormalize)
-    for name in ("emulate", "reference", None):
-        assert_same(ops.route(logits, top_k, renormalize=renormalize, backend=name), expected)
+    rows = activations(rng, tokens, columns, kind)
+    order = rng.permutation(tokens * divisor).astype(np.uint32)
+    order[rng.random(order.size) < 0.1] = NO_ROW
+    factors = rng.standard_normal((tokens, divisor)).astype(np.float32) if weighted else None
+    shapes = (((order.size, columns), ml_dtypes.bfloat16),)
+    assert_equals_reference(
+        kernels, ops.gather_rows, shapes, rows, order, divisor=divisor, weights=factors
+    )
 
 
-def test_route_ties_and_nan() -> None:
-    logits = np.float32([[1, 2, 2, 1], [np.nan, 0, 0, 0], [5, 5, 5, 5]])
-    ids, weights = ops.route(logits, 2, renormalize=True)
-    assert ids[0].tolist() == [1, 2] and ids[2].tolist() == [0, 1]
-    assert weights[0].tolist() == [0.5, 0.5] and weights[2].tolist() == [0.5, 0.5]
-    assert np.isnan(weights[1]).all() and len(set(ids[1].tolist())) == 2
+def test_gather_refuses_rows_beyond_the_input() -> None:
+    rows = np.zeros((2, 8), ml_dtypes.bfloat16)
+    with pytest.raises(RoutingError, match=r"^gather_rows\(\): order: .*order\[1\] = 4"):
+        ops.gather_rows(rows, np.uint32([NO_ROW, 4]), divisor=2)
+    with pytest.raises(ShapeError, match=r"weights: expected \(R, divisor\)"):
+        ops.gather_rows(rows, np.uint32([1]), divisor=2, weights=np.ones((2, 1), np.float32))

@@ -53,6 +53,36 @@ def torchao_mx() -> dict[str, np.ndarray]:
     return made
 
 
+def modelopt_mxfp8() -> dict[str, np.ndarray]:
+    """Every family."""
+    inputs = np.stack(list(oracle_inputs.families(32).values()))
+    results = [third_party.modelopt_mxfp8(x) for x in inputs]
+    return {
+        "maker": np.array(third_party.maker("nvidia-modelopt", "MXFP8QTensor.quantize(x)")),
+        "x": bf16_bits(inputs),
+        "codes": np.stack([codes for codes, _ in results]),
+        "scales": np.stack([scales for _, scales in results]),
+    }
+
+
+def mx_every_block() -> dict[str, np.ndarray]:
+    """SHA-256 of scales, and of codes where torchao does not flush, for every bf16 as a maximum."""
+    x = oracle_inputs.every_block()
+    calls = {"modelopt": "MXFP8QTensor.quantize(x)", "torchao": "to_mx(x, element, 32, rule)"}
+    made = {}
+    for element in ("e2m1", "e4m3"):
+        for rule in ("rceil", "even", "floor"):
+            made[f"torchao {element} {rule}"] = third_party.torchao_mx(x, element, rule)
+    made["modelopt e4m3 rceil"] = third_party.modelopt_mxfp8(x)
+    digests = {
+        name: np.array(oracle_inputs.digests(x, name.startswith("torchao"), *result))
+        for name, result in made.items()
+    }
+    makers = [third_party.maker("torchao", calls["torchao"])]
+    makers.append(third_party.maker("nvidia-modelopt", calls["modelopt"]))
+    return {"maker": np.array("; ".join(makers)), **digests}
+
+
 def torchao_blocked() -> dict[str, np.ndarray]:
     """Scale matrices and their tiled layout."""
     made = {"maker": np.array(third_party.maker("torchao", "to_blocked(scales)"))}
@@ -78,9 +108,19 @@ def compressed_tensors() -> dict[str, np.ndarray]:
     }
 
 
+MAKERS = (
+    transformer_engine,
+    torchao_mx,
+    torchao_blocked,
+    modelopt_mxfp8,
+    mx_every_block,
+    compressed_tensors,
+)
+
+
 def main() -> None:
     GOLDEN.mkdir(parents=True, exist_ok=True)
-    for make in (transformer_engine, torchao_mx, torchao_blocked, compressed_tensors):
+    for make in MAKERS:
         path = GOLDEN / f"{make.__name__}.npz"
         np.savez_compressed(path, **make())
         print(f"{path.name}: {path.stat().st_size} bytes")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 ROWS, COLUMNS = 16, 256
@@ -33,6 +35,37 @@ def families(block: int) -> dict[str, np.ndarray]:
         "wide": bf16_exact(normal * power),
         "zero blocks": bf16_exact(zeros),
     }
+
+
+def every_block() -> np.ndarray:
+    """(65536, 32) float32: every bf16, infinities and NaNs too, times fractions on ties of e2m1."""
+    sixths = [6, 0, -6, 5, 4, 3.5, 3, -2.5, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25]
+    fractions = np.array([*sixths, *(-1.03 * f for f in sixths)], np.float32) / np.float32(6)
+    bf16 = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(all="ignore"):
+        return bf16_exact(bf16[:, None] * fractions)
+
+
+def comparable(x: np.ndarray, flushes: bool) -> np.ndarray:
+    """Which blocks of `every_block` a library quantizes by the specification.
+
+    Blocks with a NaN have no code to agree on: libraries convert each element on its own. Libraries
+    that flush subnormal products (`flushes`) lose elements of blocks below 2**-118.
+    """
+    amax = magnitudes(x)
+    return np.where(np.isnan(amax), False, (amax == 0) | (amax >= 2.0**-118) | (not flushes))
+
+
+def digests(x: np.ndarray, flushes: bool, codes: np.ndarray, scales: np.ndarray) -> list[str]:
+    """SHA-256 of the scales of blocks without NaN and of the comparable blocks' codes."""
+    finite = ~np.isnan(magnitudes(x))
+    parts = scales[finite], codes[comparable(x, flushes)]
+    return [hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest() for part in parts]
+
+
+def magnitudes(x: np.ndarray) -> np.ndarray:
+    """Largest magnitude of each row, NaN if any element is."""
+    return np.abs(x).max(axis=1)
 
 
 def block_maxima() -> np.ndarray:

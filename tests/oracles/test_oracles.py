@@ -13,8 +13,8 @@ import oracle_inputs
 import pytest
 
 from nbmoe import codecs, layouts
-from nbmoe.formats import E2M1, E4M3
-from nbmoe.reference.quantize import quantize_nvfp4
+from nbmoe.formats import E2M1, MXFP4, MXFP8, SCALE_RULES
+from nbmoe.reference.quantize import quantize_blocks, quantize_nvfp4
 
 pytestmark = pytest.mark.oracles
 GOLDEN = Path(__file__).parents[1] / "golden" / "quantizers"
@@ -70,28 +70,53 @@ def test_nvfp4_is_near_torchao(family):
     assert wrong.mean() < 5e-3
 
 
-@pytest.mark.parametrize("element", [E2M1, E4M3], ids=lambda e: e.name)
-@pytest.mark.parametrize("rule", ["rceil", "even", "floor"])
+MX = {"e2m1": MXFP4, "e4m3": MXFP8}
+
+
+@pytest.mark.parametrize("element", MX)
+@pytest.mark.parametrize("rule", SCALE_RULES)
 def test_mx_equals_torchao(element, rule):
     for x in oracle_inputs.families(32).values():
-        codes, scales = third_party("torchao").torchao_mx(x, element.name, rule)
-        check_mx(x, element, rule, codes, scales)
+        theirs = third_party("torchao").torchao_mx(x, element, rule)
+        check_bytes(quantize_blocks(x, MX[element], rule=rule), theirs)
 
 
 def test_mxfp8_equals_modelopt():
     for x in oracle_inputs.families(32).values():
-        codes, scales = third_party("modelopt").modelopt_mxfp8(x)
-        check_mx(x, E4M3, "rceil", codes, scales)
+        theirs = third_party("modelopt").modelopt_mxfp8(x)
+        check_bytes(quantize_blocks(x, MXFP8), theirs)
 
 
-def check_mx(x, element, rule, codes, scales):
-    blocks = x.reshape(len(x), -1, 32)
-    ours = codecs.encode_e8m0(np.abs(blocks).max(axis=-1), element, rule)
-    np.testing.assert_array_equal(ours, scales)
-    scaled = (blocks / codecs.decode_e8m0(ours)[..., None]).reshape(x.shape)
-    encoded = codecs.encode(scaled, element)
-    packed = codecs.pack_nibbles(encoded) if element is E2M1 else encoded
-    np.testing.assert_array_equal(packed, codes)
+def check_bytes(ours, theirs):
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("element", MX)
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_every_bf16_maximum_equals_torchao(element, rule):
+    """All scales. Codes where torchao does not flush (see `oracle_inputs.comparable`)."""
+    x = oracle_inputs.every_block()
+    codes, scales = quantize_blocks(x, MX[element], rule=rule)
+    their_codes, their_scales = third_party("torchao").torchao_mx(x, element, rule)
+    np.testing.assert_array_equal(scales, their_scales)
+    assert (scales[np.isnan(oracle_inputs.magnitudes(x))] == 255).all()
+    held = oracle_inputs.comparable(x, flushes=True)
+    assert held.sum() > 62_000
+    np.testing.assert_array_equal(codes[held], their_codes[held])
+
+
+def test_every_bf16_maximum_equals_modelopt():
+    """Everything but blocks with a NaN, to which modelopt gives a scale of 0 and mixed codes."""
+    x = oracle_inputs.every_block()
+    codes, scales = quantize_blocks(x, MXFP8)
+    their_codes, their_scales = third_party("modelopt").modelopt_mxfp8(x)
+    held = oracle_inputs.comparable(x, flushes=False)
+    assert held.sum() == 65_536 - 256
+    np.testing.assert_array_equal(scales[held], their_scales[held])
+    np.testing.assert_array_equal(codes[held], their_codes[held])
+    assert (their_scales[~held] == 0).all()
+    assert (codes[~held] == 0x7F).all() and (scales[~held] == 255).all()
 
 
 @pytest.mark.parametrize("shape", oracle_inputs.SCALE_SHAPES)
@@ -111,7 +136,16 @@ def test_even_scales_and_packing_equal_compressed_tensors():
     np.testing.assert_array_equal(packed, theirs.compressed_tensors_pack(values))
 
 
-@pytest.mark.parametrize("name", ["transformer_engine", "torchao_mx", "compressed_tensors"])
+GOLDEN_FILES = [
+    "transformer_engine",
+    "torchao_mx",
+    "modelopt_mxfp8",
+    "mx_every_block",
+    "compressed_tensors",
+]
+
+
+@pytest.mark.parametrize("name", GOLDEN_FILES)
 def test_golden_files_are_what_the_libraries_make(name):
     third_party("transformer_engine")
     make_golden = importlib.import_module("make_golden")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nbmoe import layouts
+from nbmoe.formats import MXFP8, NVFP4, BlockFormat
 
 
 @dataclass
@@ -16,11 +17,13 @@ class Problem:
 
     counts: list[int]
     hidden: np.ndarray
-    hidden_scales: np.ndarray  # (M, K/16) row-major
+    hidden_scales: np.ndarray  # (M, K/block) row-major
     weight: np.ndarray
-    weight_scales: np.ndarray  # (E, N, K/16) row-major
+    weight_scales: np.ndarray  # (E, N, K/block) row-major
     expert_ids: np.ndarray
     expert_scales: np.ndarray
+    a_format: BlockFormat = NVFP4
+    b_format: BlockFormat = NVFP4
 
     @property
     def start(self):
@@ -58,30 +61,45 @@ class Problem:
         flat[:, offset] = self.weight_scales
         return flat.reshape(experts, down, across, 32, 4, 4)
 
+    @property
+    def formats(self):
+        """Keyword arguments that name the formats."""
+        return {"format": self.a_format, "weight_format": self.b_format}
+
     def arguments(self, padding=0):
         """hidden, weight, a_scales, b_scales, expert_start, a_scale_offsets, expert_ids."""
         tiles = self.a_tiles(padding), self.b_tiles(padding)
         return self.hidden, self.weight, *tiles, self.start, self.offsets, self.expert_ids
 
 
-def make_problem(counts, n, k, *, expert_ids=None, seed=0, wild_scales=False):
-    """Codes uniform over all 16; scales near 1, or over all of e4m3 but NaN."""
+def make_problem(counts, n, k, *, expert_ids=None, seed=0, wild_scales=False, pair=(NVFP4, NVFP4)):
+    """Codes uniform over all but NaN; scales near 1, or over all but NaN."""
     rng = np.random.default_rng(seed)
     ids = np.arange(len(counts)) if expert_ids is None else np.asarray(expert_ids)
     experts = max([0, *ids]) + 1
-    low, high = (0, 0x7F) if wild_scales else (0x28, 0x48)
+    a_format, b_format = pair
 
-    def random_bytes(low, high, *shape):
-        return rng.integers(low, high, shape).astype(np.uint8)
+    def codes(fmt, *shape):
+        values = rng.integers(0, 256, (*shape, k // fmt.per_byte)).astype(np.uint8)
+        return np.where(values & 0x7F == 0x7F, 0x7E, values) if fmt is MXFP8 else values
+
+    def scales(fmt, *shape):
+        low, high = (0x28, 0x48) if fmt is NVFP4 else (0x7B, 0x83)
+        if wild_scales:
+            # Of the product of two, an exponent of 90 keeps float64 exact for the checks.
+            low, high = (0, 0x7F) if fmt is NVFP4 else (0x7F - 45, 0x7F + 45)
+        return rng.integers(low, high, (*shape, k // fmt.block)).astype(np.uint8)
 
     return Problem(
         counts=list(counts),
-        hidden=random_bytes(0, 256, sum(counts), k // 2),
-        hidden_scales=random_bytes(low, high, sum(counts), k // 16),
-        weight=random_bytes(0, 256, experts, n, k // 2),
-        weight_scales=random_bytes(low, high, experts, n, k // 16),
+        hidden=codes(a_format, sum(counts)),
+        hidden_scales=scales(a_format, sum(counts)),
+        weight=codes(b_format, experts, n),
+        weight_scales=scales(b_format, experts, n),
         expert_ids=ids.astype(np.int32),
         expert_scales=rng.uniform(0.01, 0.1, experts).astype(np.float32),
+        a_format=a_format,
+        b_format=b_format,
     )
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from nbmoe import codecs, layouts
-from nbmoe.formats import E2M1, E4M3
-from nbmoe.reference.quantize import quantize_nvfp4
+from nbmoe.formats import E2M1, MXFP4, MXFP8, SCALE_RULES
+from nbmoe.reference.quantize import quantize_blocks, quantize_nvfp4
+from tests.oracles.oracle_inputs import digests, every_block
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "quantizers"
-ELEMENTS = {"e2m1": E2M1, "e4m3": E4M3}
+FORMATS = {"e2m1": MXFP4, "e4m3": MXFP8}
 
 
 def load(name):
@@ -38,20 +39,35 @@ def test_nvfp4_equals_transformer_engine():
     assert compared > 70_000
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("rule", ["rceil", "even", "floor"])
-def test_mx_scales_and_elements_equal_torchao(element, rule):
+@pytest.mark.parametrize("element", FORMATS)
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_mx_equals_torchao(element, rule):
     z = load("torchao_mx")
-    x = codecs.decode_bf16(z["x"])
-    blocks = x.reshape(*x.shape[:2], -1, 32)
-    amax = np.abs(blocks).max(axis=-1)
-    scales = codecs.encode_e8m0(amax, ELEMENTS[element], rule)
+    codes, scales = quantize_blocks(codecs.decode_bf16(z["x"]), FORMATS[element], rule=rule)
     np.testing.assert_array_equal(scales, z[f"{element} {rule} scales"])
-    scaled = (blocks / codecs.decode_e8m0(scales)[..., None]).reshape(x.shape)
-    codes = codecs.encode(scaled, ELEMENTS[element])
-    if element == "e2m1":
-        codes = codecs.pack_nibbles(codes)
     np.testing.assert_array_equal(codes, z[f"{element} {rule} codes"])
+
+
+def test_mxfp8_equals_modelopt():
+    z = load("modelopt_mxfp8")
+    codes, scales = quantize_blocks(codecs.decode_bf16(z["x"]), MXFP8)
+    np.testing.assert_array_equal(scales, z["scales"])
+    np.testing.assert_array_equal(codes, z["codes"])
+
+
+@pytest.mark.parametrize("element", FORMATS)
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_every_bf16_maximum_equals_torchao(element, rule):
+    """Digests of the bytes of 65,536 blocks; the live test shows where they differ."""
+    x = every_block()
+    ours = digests(x, True, *quantize_blocks(x, FORMATS[element], rule=rule))
+    assert ours == load("mx_every_block")[f"torchao {element} {rule}"].tolist()
+
+
+def test_every_bf16_maximum_equals_modelopt():
+    x = every_block()
+    ours = digests(x, False, *quantize_blocks(x, MXFP8))
+    assert ours == load("mx_every_block")["modelopt e4m3 rceil"].tolist()
 
 
 def test_scale_tiles_equal_torchao():
@@ -77,6 +93,8 @@ def test_every_file_names_its_maker():
         "transformer_engine",
         "torchao_mx",
         "torchao_blocked",
+        "modelopt_mxfp8",
+        "mx_every_block",
         "compressed_tensors",
     }
     assert makers["transformer_engine"].startswith("transformer-engine ")

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from nbmoe import layouts, reference
+from nbmoe.formats import NVFP4
 from nbmoe.reference import oracle
 
 BF16 = ml_dtypes.bfloat16
@@ -67,9 +68,9 @@ class Layer:
     def float64(self, x, ids, weights, inner=None, start=None):
         """The layer on quantized tokens; with `inner`, on the quantized intermediate as well."""
         sf = 1 / float(self.input_scale)
-        tokens = oracle.fake_quantize_nvfp4(x.astype(np.float64), sf)
-        gate_up = oracle.dequantize_nvfp4(self.gate_up, self.gate_up_scales)
-        down = oracle.dequantize_nvfp4(self.down, self.down_scales)
+        tokens = oracle.fake_quantize(x.astype(np.float64), NVFP4, sf)
+        gate_up = oracle.dequantize(self.gate_up, self.gate_up_scales)
+        down = oracle.dequantize(self.down, self.down_scales)
 
         def seen(z, expert):
             if inner is None:

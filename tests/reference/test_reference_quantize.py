@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbmoe import codecs, layouts, reference
-from nbmoe.errors import ShapeError, UnsupportedError
+from nbmoe.errors import ConfigError, ShapeError, UnsupportedError
 from nbmoe.reference.quantize import quantize_nvfp4
 
 BF16 = ml_dtypes.bfloat16
@@ -294,5 +294,7 @@ def test_a_nan_stays_in_its_block():
 def test_bad_arguments():
     with pytest.raises(ShapeError, match="K % 16 == 0"):
         grouped(random_rows(2, 40), [2], [1])
-    with pytest.raises(UnsupportedError, match="sf_vector_size: expected 16, got 32"):
+    with pytest.raises(UnsupportedError, match=r"sf_vector_size: expected 16 .*, got 24"):
+        grouped(random_rows(2, 48), [2], [1], sf_vector_size=24)
+    with pytest.raises(ConfigError, match="scales_type: expected 'float8_e8m0fnu'"):
         grouped(random_rows(2, 64), [2], [1], sf_vector_size=32)

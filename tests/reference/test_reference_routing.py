@@ -1,12 +1,13 @@
 """P2, P8: routing is stable, complete and right for empty, masked and extreme cases."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbmoe import reference
-from nbmoe.errors import RangeError, RoutingError
+from nbmoe.errors import RoutingError
 
 NO_ROW = 0xFFFFFFFF
 
@@ -80,61 +81,11 @@ def test_ids_out_of_range(bad):
         reference.moe_create_indices(np.array([0, bad], np.int32), 4)
 
 
-def test_route_is_a_softmax():
-    logits = np.random.default_rng(0).standard_normal((50, 16)).astype(np.float32) * 4
-    ids, weights = reference.route(logits, 4, renormalize=False)
-    assert ids.dtype == np.int32
-    assert weights.dtype == np.float32
-    softmax = np.exp(logits.astype(float))
-    softmax /= softmax.sum(axis=1, keepdims=True)
-    for token in range(50):
-        best = sorted(range(16), key=lambda e, p=softmax[token]: -p[e])[:4]
-        assert ids[token].tolist() == best
-        np.testing.assert_allclose(weights[token], softmax[token, best], rtol=1e-6)
-    _, normal = reference.route(logits, 4, renormalize=True)
-    np.testing.assert_allclose(normal.sum(axis=1), 1, rtol=1e-6)
-    np.testing.assert_allclose(normal, weights / weights.sum(axis=1, keepdims=True), rtol=1e-6)
-
-
-def test_route_to_one_expert():
-    logits = np.array([[0, 3, 1], [5, 3, 1]], np.float32)
-    ids, weights = reference.route(logits, 1, renormalize=True)
-    assert ids.tolist() == [[1], [0]]
-    assert weights.tolist() == [[1], [1]]
-
-
-def test_route_ties_go_to_the_lower_id():
-    logits = np.array([[1, 2, 2, 0, 2]], np.float32)
-    assert reference.route(logits, 3, renormalize=True)[0].tolist() == [[1, 2, 4]]
-    assert reference.route(np.zeros((1, 6), np.float32), 6, renormalize=True)[0].tolist() == [
-        list(range(6))
-    ]
-
-
-def test_route_of_large_and_infinite_logits():
-    logits = np.array([[3e38, 0, -3e38], [0, -np.inf, -np.inf]], np.float32)
-    ids, weights = reference.route(logits, 2, renormalize=True)
-    assert ids.tolist() == [[0, 1], [0, 1]]
-    assert weights.tolist() == [[1, 0], [1, 0]]
-
-
-def test_a_nan_logit_stays_in_its_token():
-    logits = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
-    ids, weights = reference.route(logits, 2, renormalize=True)
-    logits[1, 3] = np.nan
-    nan_ids, nan_weights = reference.route(logits, 2, renormalize=True)
-    np.testing.assert_array_equal(nan_ids[[0, 2]], ids[[0, 2]])
-    np.testing.assert_array_equal(nan_weights[[0, 2]], weights[[0, 2]])
-    assert nan_ids[1].tolist() == [0, 1]
-    assert np.isnan(nan_weights[1]).all()
-
-
-def test_route_of_no_tokens():
-    ids, weights = reference.route(np.zeros((0, 4), np.float32), 2, renormalize=True)
-    assert ids.shape == weights.shape == (0, 2)
-
-
-@pytest.mark.parametrize("top_k", [0, 5, -1])
-def test_top_k_out_of_range(top_k):
-    with pytest.raises(RangeError, match=rf"top_k: expected 1\.\.4, got {top_k}"):
-        reference.route(np.zeros((1, 4), np.float32), top_k, renormalize=True)
+def test_gather_rows():
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4).astype(ml_dtypes.bfloat16)
+    order = np.uint32([5, NO_ROW, 0, 2])
+    got = reference.gather_rows(rows, order, divisor=2)
+    assert got.astype(int).tolist() == [[8, 9, 10, 11], [0] * 4, [0, 1, 2, 3], [4, 5, 6, 7]]
+    weights = np.float32([[2, 0], [0.5, 0], [0, 100]])
+    got = reference.gather_rows(rows, order, divisor=2, weights=weights).astype(float)
+    assert got.tolist() == [[800, 900, 1000, 1104], [0] * 4, [0, 2, 4, 6], [2, 2.5, 3, 3.5]]

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from nbmoe import layouts, reference
+from nbmoe.activation import GatedActivation
+from nbmoe.formats import MXFP8, NVFP4, PAIRS
 from nbmoe.reference import oracle
-from nbmoe.reference.quantize import quantize_nvfp4
-from nbmoe.reference.swiglu import swiglu
+from nbmoe.reference.activation import gated_activation
+from nbmoe.reference.quantize import quantize_blocks
 
 BF16 = ml_dtypes.bfloat16
 
@@ -21,6 +23,7 @@ def fused(problem, c_input_scales, **options):
         *args,
         expert_scales=problem.expert_scales,
         c_input_scales=np.asarray(c_input_scales, np.float32),
+        **problem.formats,
         **options,
     )
 
@@ -37,25 +40,53 @@ def slot_scales(problem, tiles, columns):
     return flat[(tile + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4]
 
 
-@pytest.mark.parametrize(
-    ("counts", "d", "k"), [([4, 1, 1], 64, 80), ([129, 0, 3], 48, 64), ([2], 16, 16)]
+ACTIVATIONS = (
+    None,
+    GatedActivation(limit=0.5),
+    GatedActivation("swigluoai", alpha=1.702, limit=7.0),
+    GatedActivation("gelu_tanh"),
+    GatedActivation(gated_activation_fn=lambda gate, up: max(gate, np.float32(0)) * up),
 )
-@pytest.mark.parametrize("row_scales", [False, True])
-def test_fused_equals_chained(make_problem, counts, d, k, row_scales):
-    problem = make_problem(counts, 2 * d, k, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "d", "k"), [([4, 1, 1], 64, 96), ([129, 0, 3], 96, 64), ([2], 32, 32)]
+)
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "x".join(fmt.name for fmt in pair))
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda a: a and a.fused_activation)
+@pytest.mark.parametrize("extras", [False, True])
+def test_fused_equals_chained(make_problem, counts, d, k, pair, activation, extras):
+    problem = make_problem(counts, 2 * d, k, seed=1, pair=pair)
+    rng, fmt = np.random.default_rng(2), pair[0]
     sf = np.linspace(0.5, 2, len(counts))
-    scale = np.linspace(0.5, 2, sum(counts)).astype(BF16) if row_scales else None
-    packed, tiles = fused(problem, sf, a_row_scales=scale)
+    options = {}
+    if extras:
+        options["bias"] = rng.standard_normal((len(counts), 2 * d)).astype(BF16)
+        if fmt is NVFP4:
+            options["a_row_scales"] = np.linspace(0.5, 2, sum(counts)).astype(BF16)
+    permuted = {
+        name: layouts.sigma_permute(x, axis=-1) if name == "bias" else x
+        for name, x in options.items()
+    }
+    codes, tiles = fused(problem, sf, activation=activation, **permuted)
+    assert (codes.dtype.name, tiles.dtype.name) == (fmt.codes_dtype, fmt.scales_dtype)
     chained = reference.grouped_matmul_block_scaled(
-        *problem.arguments(), problem.expert_scales, a_row_scales=scale
+        *problem.arguments(), problem.expert_scales, **problem.formats, **options
     ).astype(np.float32)
-    z = swiglu(chained[:, :d], chained[:, d:])
+    z = gated_activation(chained[:, :d], chained[:, d:], activation)
+    codes, scales = codes.view(np.uint8), slot_scales(problem, tiles.view(np.uint8), d // fmt.block)
     for slot in range(len(counts)):
         rows = problem.slot_of_row == slot
-        expected, expected_scales = quantize_nvfp4(z[rows], np.float32(sf[slot]))
-        np.testing.assert_array_equal(packed[rows], expected)
-        np.testing.assert_array_equal(slot_scales(problem, tiles, d // 16)[rows], expected_scales)
-    assert packed.any()
+        expected, expected_scales = quantize_blocks(z[rows], fmt, np.float32(sf[slot]))
+        np.testing.assert_array_equal(codes[rows], expected.view(np.uint8))
+        np.testing.assert_array_equal(scales[rows], expected_scales.view(np.uint8))
+    assert codes.any()
+
+
+def test_mx_does_not_look_at_the_input_scales_of_the_down_projection(make_problem):
+    problem = make_problem([3, 2], 64, 64, seed=3, pair=(MXFP8, MXFP8))
+    for got, expected in zip(fused(problem, [np.nan, 0]), fused(problem, np.ones(2)), strict=True):
+        np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
 
 
 def test_outputs_have_the_documented_shapes_and_padding(make_problem):
@@ -76,9 +107,9 @@ def test_down_scale_goes_by_slot_and_expert_scale_by_id(make_problem):
     packed, tiles = fused(problem, [1.0, 2.0])
     chained = reference.grouped_matmul_block_scaled(*problem.arguments(), problem.expert_scales)
     chained = chained.astype(np.float32)
-    z = swiglu(chained[:, :16], chained[:, 16:])
-    np.testing.assert_array_equal(packed[:3], quantize_nvfp4(z[:3], np.float32(1))[0])
-    np.testing.assert_array_equal(packed[3:], quantize_nvfp4(z[3:], np.float32(2))[0])
+    z = gated_activation(chained[:, :16], chained[:, 16:])
+    np.testing.assert_array_equal(packed[:3], quantize_blocks(z[:3], NVFP4, np.float32(1))[0])
+    np.testing.assert_array_equal(packed[3:], quantize_blocks(z[3:], NVFP4, np.float32(2))[0])
     assert tiles.any()
 
 
@@ -98,40 +129,24 @@ def test_masked_slot_gets_zeros(make_problem):
 def test_without_bf16_rounding_the_result_is_nearer_to_float64(make_problem):
     problem = make_problem([40, 30], 2 * 64, 256, seed=5)
     exact = oracle.grouped_matmul(
-        oracle.dequantize_nvfp4(problem.hidden, problem.hidden_scales),
-        oracle.dequantize_nvfp4(problem.weight, problem.weight_scales),
+        oracle.dequantize(problem.hidden, problem.hidden_scales),
+        oracle.dequantize(problem.weight, problem.weight_scales),
         problem.start,
         problem.expert_ids,
         problem.expert_scales,
     )
-    z = oracle.swiglu(exact[:, :64], exact[:, 64:])
+    z = oracle.gated_activation(exact[:, :64], exact[:, 64:])
     sf = 2688 / np.abs(z).max()
-    ideal = oracle.fake_quantize_nvfp4(z, sf)
+    ideal = oracle.fake_quantize(z, NVFP4, sf)
 
     def disagreement(match_bf16):
         packed, tiles = fused(problem, np.full(2, sf), match_bf16=match_bf16)
         scales = slot_scales(problem, tiles, 4)
-        got = oracle.dequantize_nvfp4(packed, scales, 1 / float(np.float32(sf)))
+        got = oracle.dequantize(packed, scales, NVFP4, 1 / float(np.float32(sf)))
         assert np.linalg.norm(got - z) < 0.12 * np.linalg.norm(z)
         return np.linalg.norm(got - ideal) / np.linalg.norm(z)
 
     assert disagreement(False) < disagreement(True) < 0.05
-
-
-def test_swiglu_in_float32():
-    rng = np.random.default_rng(6)
-    gate, up = (4 * rng.standard_normal((2, 5000))).astype(np.float32)
-    got = swiglu(gate, up)
-    assert got.dtype == np.float32
-    wide = gate.astype(np.float64)
-    expected = wide / (1 + np.exp(-wide)) * up
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-
-
-def test_swiglu_of_extreme_gates():
-    gate = np.array([-1e4, 1e4, -np.inf, np.inf, np.nan, 0], np.float32)
-    got = swiglu(gate, np.ones(6, np.float32))
-    np.testing.assert_array_equal(got, np.array([0, 1e4, np.nan, np.inf, np.nan, 0], np.float32))
 
 
 def test_a_nan_row_shows_as_nan_scales_and_stays_alone(make_problem):

@@ -1,0 +1,89 @@
+"""What the parts of a layer share during one call: buffers, stream, clock and routing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nbmoe.nn.trace import StageClock
+from nbmoe.nn.workspace import Workspace
+
+
+@dataclass
+class Run:
+    """One call of a layer.
+
+    Attributes:
+        workspace: Where intermediates go.
+        clock: Measures stages.
+        stream: The caller's stream.
+        prefix: Goes before buffers' names, so that shared experts have their own.
+        found: Every intermediate by name, prefix included.
+    """
+
+    workspace: Workspace
+    clock: StageClock
+    stream: Any = None
+    prefix: str = ""
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keywords that every operation takes."""
+        return {"backend": self.workspace.backend, "stream": self.stream}
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Times the body as a stage."""
+        return self.clock.stage(name)
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        """The buffer of an intermediate, which a trace keeps."""
+        array = self.workspace.array(self.prefix + name, shape, dtype)
+        self.found[self.prefix + name] = array
+        return array
+
+    def untimed(self, prefix: str) -> Run:
+        """The same call for a part of the layer that is one stage as a whole."""
+        return Run(self.workspace, StageClock(), self.stream, prefix, self.found)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Which rows of the input the experts compute, in which order.
+
+    Attributes:
+        starts: (S + 1,) uint32 prefix sums of rows per slot [rows].
+        offsets: (S,) uint32 scale offsets [128-row tiles].
+        ids: (S,) int32 expert of each slot.
+        rows: M, rows of all slots and those of none.
+        order: (M,) uint32 source of each row times `divisor`, None if the rows are the input's.
+        divisor: What `order` counts for each input row.
+        weights: (T, divisor) float32 factors of the input, None for none.
+    """
+
+    starts: Any
+    offsets: Any
+    ids: Any
+    rows: int
+    order: Any = None
+    divisor: int = 1
+    weights: Any = None
+
+    @property
+    def slots(self) -> tuple[Any, Any, Any]:
+        """What block-scaled operations take."""
+        return self.starts, self.offsets, self.ids
+
+
+def one_group(workspace: Workspace, rows: int) -> Groups:
+    """All rows of the input, in one slot of expert 0."""
+    return Groups(
+        workspace.constant("one_group.starts", rows, np.array([0, rows], np.uint32)),
+        workspace.constant("one_group.offsets", 0, np.zeros(1, np.uint32)),
+        workspace.constant("one_group.ids", 0, np.zeros(1, np.int32)),
+        rows,
+    )
