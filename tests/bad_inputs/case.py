@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbmoe import ops
-from tests.bad_inputs.valid import POISON, VALID, Arguments
+from tests.bad_inputs.valid import POISON, VALID, Arguments, function, op_name
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,7 @@ class Case:
         got: Pattern of the received value in the message.
         says: Pattern anywhere in the message, mostly the hint.
         extra: More arguments of the call.
+        api: The function that the message must name, if it is not the one that is called.
     """
 
     id: str
@@ -34,6 +34,7 @@ class Case:
     got: str
     says: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    api: str = ""
 
 
 @dataclass
@@ -64,8 +65,9 @@ class FakeDeviceArray:
 
     @classmethod
     def of(cls, array: Any, **kwargs: Any) -> "FakeDeviceArray":
-        """One with the shape and type of a numpy array, bfloat16 as its bits."""
-        typestr = "<u2" if array.dtype.name == "bfloat16" else array.dtype.str
+        """One with the shape and type of a numpy array, bfloat16 and float8 as their bits."""
+        bits = {"bfloat16": "<u2", "float8_e8m0fnu": "|u1", "float8_e4m3fn": "|u1"}
+        typestr = bits.get(array.dtype.name, array.dtype.str)
         return cls(array.shape, typestr, **kwargs)
 
 
@@ -85,27 +87,43 @@ def buffers(arguments: Arguments) -> list[Any]:
     return [b for b in (out if isinstance(out, tuple) else (out,)) if isinstance(b, np.ndarray)]
 
 
-def check(api: str, case: Case, recorder: Recorder) -> None:
-    """Makes the spoilt call and checks everything that a refusal promises."""
-    arguments = VALID[api]()
+def check(entry: str, case: Case, recorder: Recorder) -> None:
+    """Makes the spoilt call of an entry of `VALID` and checks all that a refusal promises."""
+    arguments = VALID[entry]()
     untouched = buffers(arguments)
     case.change(arguments)
+    refused(function(entry), arguments, case, case.api or op_name(entry), recorder)
+    assert all((b.view(np.uint8) == POISON).all() for b in untouched if b.flags.c_contiguous)
+
+
+def refused(
+    call: Callable[..., Any], arguments: Arguments, case: Case, api: str, recorder: Recorder
+) -> None:
+    """Checks the error of a call, that nothing was launched and that no output was written."""
     before = [(b, b.tobytes()) for b in buffers(arguments)]
     with pytest.raises(case.error) as caught:
-        getattr(ops, api)(**arguments, **case.extra)
+        call(**arguments, **case.extra)
     text = str(caught.value)
     assert type(caught.value) is case.error, text
-    pattern = rf"{api}\(\): {re.escape(case.arg)}: expected .+, got .*{case.got}"
+    pattern = rf"{re.escape(api)}\(\): {re.escape(case.arg)}: expected .+, got .*{case.got}"
     assert re.match(pattern, text, re.S), text
     assert re.search(case.says, text), text
     assert not recorder.launches
-    assert all((b.view(np.uint8) == POISON).all() for b in untouched if b.flags.c_contiguous)
     assert all(b.tobytes() == bytes_before for b, bytes_before in before)
 
 
 def params(cases: Iterable[Case]) -> list[Any]:
     """The cases as parameters with their ids."""
     return [pytest.param(case, id=case.id) for case in cases]
+
+
+def table(cases: dict[str, Iterable[Case]]) -> list[Any]:
+    """Entries and their cases as parameters with ids."""
+    return [
+        pytest.param(entry, case, id=f"{entry}-{case.id}")
+        for entry, of_entry in cases.items()
+        for case in of_entry
+    ]
 
 
 def put(**values: Any) -> Callable[[Arguments], None]:
@@ -129,3 +147,38 @@ def remake(name: str, make: Callable[[Any], Any]) -> Callable[[Arguments], None]
         arguments[name] = make(arguments[name])
 
     return change
+
+
+def without(*names: str) -> Callable[[Arguments], None]:
+    """A change that leaves arguments away."""
+
+    def change(arguments: Arguments) -> None:
+        for name in names:
+            arguments.pop(name, None)
+
+    return change
+
+
+def both(*changes: Callable[[Arguments], Any]) -> Callable[[Arguments], None]:
+    """Changes one after the other."""
+
+    def change(arguments: Arguments) -> None:
+        for one in changes:
+            one(arguments)
+
+    return change
+
+
+def shorter(name: str) -> Callable[[Arguments], None]:
+    """A change that takes the last entry along the first axis away."""
+    return remake(name, lambda x: x[:-1].copy())
+
+
+def narrow(name: str, columns: int) -> Callable[[Arguments], None]:
+    """A change that keeps some entries along the last axis."""
+    return remake(name, lambda x: x[..., :columns].copy())
+
+
+def cast(name: str, dtype: Any) -> Callable[[Arguments], None]:
+    """A change of an array's element type."""
+    return remake(name, lambda x: x.astype(dtype))

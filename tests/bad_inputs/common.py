@@ -1,6 +1,5 @@
 """The common table C1-C21, spoiling any array argument of any operation."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,20 +14,66 @@ from nbmoe.errors import (
     RangeError,
     ScaleError,
     ShapeError,
-    UnsupportedError,
 )
 from nbmoe.reference import RoutingIndices
 from tests.bad_inputs.case import Case, FakeDeviceArray, remake
-from tests.bad_inputs.valid import VALID, Arguments
+from tests.bad_inputs.valid import VALID, Arguments, op_name
 
-OPTIONAL = {"indices", "a_row_scales"}
-SCALES = {"scales_offsets", "a_scale_offsets", "sf_tensor"} | {
-    "a_scales",
-    "b_scales",
-    "expert_scales",
-    "c_input_scales",
+OPTIONAL = {"indices", "a_row_scales", "bias", "correction_bias", "shared", "workspace"}
+OPTIONAL_OF = {
+    "grouped_quantize_nvfp4_row_scaled": {"expert_ids"},
+    "gather_rows": {"weights"},
+    **{
+        f"grouped_matmul_{kind}:{formats}": {"expert_scales"}
+        for kind in ("block_scaled", "blocked_swiglu")
+        for formats in ("mxfp4", "mxfp8", "mxfp8xmxfp4")
+    },
+    **{
+        f"quantize_{kind}": {"row_offsets"}
+        for kind in (
+            "dynamic_scaled_float8",
+            "static_scaled_float8",
+            "tensor_dynamic_scaled_float8",
+        )
+    },
 }
-PAYLOAD = {"input", "hidden", "weight", "a_scales", "b_scales", "down"}
+"""Arguments that may be None, of any operation and by operation or entry."""
+SCALES = {
+    *("scales_offsets", "a_scale_offsets", "sf_tensor", "a_scales", "b_scales"),
+    *("expert_scales", "c_input_scales", "input_scales", "scale"),
+}
+SCALES_OF = {"mxfp4_dequant": {"scales"}}
+"""Arguments whose absence is a `ScaleError`, of any operation and of one."""
+PAYLOAD = {
+    *("input", "hidden", "weight", "down", "gate_up", "packed", "scales", "x", "a", "b"),
+    "shared",
+}
+"""Arguments that kernels read 16 bytes at a time, as they do scale tiles and biases in bfloat16."""
+LEGAL = {
+    # As many axes as another form of the argument has.
+    *(("C7", entry, arg) for entry, arg in (("moe_create_indices", "topk_ids"),)),
+    *(("C7", "mxfp4_dequant", arg) for arg in ("packed", "scales")),
+    ("C7", "block_scales_interleave", "scales"),
+    ("C7", "grouped_rowwise_dynamic_scaled_fp8_matmul", "a_scales"),
+    ("C8", "grouped_rowwise_dynamic_scaled_fp8_matmul:tensor", "a_scales"),
+    ("C8", "grouped_rowwise_dynamic_scaled_fp8_matmul:tensor", "b_scales"),
+    # Bytes of a GPU have no type, so the typed buffer is refused first.
+    ("C18", "block_scales_interleave:mxfp4", "scales"),
+    # A number is a form of it.
+    ("C2-scalar", "quantize_static_scaled_float8", "scale"),
+}
+"""Rows of the table that are no error, or not this one, by entry or operation and argument."""
+
+
+def is_legal(row: str, entry: str, arg: str) -> bool:
+    """Whether a row does not apply to an argument."""
+    return bool({(row, entry, arg), (row, op_name(entry), arg)} & LEGAL)
+
+
+def is_optional(entry: str, arg: str) -> bool:
+    """Whether an argument may be None."""
+    of_entry = OPTIONAL_OF.get(entry, set()) | OPTIONAL_OF.get(op_name(entry), set())
+    return arg in OPTIONAL | of_entry
 
 
 def unaligned(x: Any, by: int) -> Any:
@@ -45,78 +90,107 @@ def every_other(x: Any) -> Any:
     return np.repeat(x, 2, axis=-1)[..., ::2]
 
 
-def array_arguments(api: str) -> list[str]:
-    """Names of the array arguments of an operation."""
-    return [name for name, value in VALID[api]().items() if isinstance(value, np.ndarray)]
+def reversed_rows(x: Any) -> Any:
+    """The same elements with a negative step."""
+    return x[::-1].copy()[::-1]
 
 
-def common_cases(api: str) -> Iterator[Case]:
-    """The common table for each array argument of an operation except `out`."""
-    for arg in array_arguments(api):
-        if arg != "out":
-            yield from _cases(api, arg, VALID[api]()[arg])
+def broadcast(x: Any) -> Any:
+    """One element everywhere."""
+    return np.broadcast_to(x.flat[0], x.shape)
 
 
-def _cases(api: str, arg: str, x: Any) -> Iterator[Case]:
+BAD_STRIDES = (
+    ("C10", every_other, r"strides \("),
+    ("C11", np.asfortranarray, r"strides \("),
+    ("C12", reversed_rows, r"strides \(-"),
+    ("C13", broadcast, r"strides \(0"),
+)
+
+
+def type_name(x: Any) -> str:
+    """Pattern of the element types that a message may expect instead of an array's."""
+    return r"uint8|float8" if x.dtype.itemsize == 1 else x.dtype.name
+
+
+def input_names(entry: str) -> list[str]:
+    """Names of the array arguments that an operation reads."""
+    arguments = VALID[entry]().items()
+    return [n for n, v in arguments if isinstance(v, np.ndarray) and n not in ("out", "workspace")]
+
+
+def common_cases(entry: str) -> Iterator[Case]:
+    """The common table for each array that an operation reads."""
+    for arg in input_names(entry):
+        for case in _cases(entry, arg, VALID[entry]()[arg]):
+            if not is_legal(case.id.removesuffix(f"-{arg}"), entry, arg):
+                yield case
+
+
+def _cases(entry: str, arg: str, x: Any) -> Iterator[Case]:
     def case(row: str, make: Any, error: type[Exception], got: str, says: str = "") -> Case:
         return Case(f"{row}-{arg}", remake(arg, make), error, arg, got, says)
 
-    if arg not in OPTIONAL:
-        missing = ScaleError if arg in SCALES else ArgTypeError
+    if not is_optional(entry, arg):
+        scales = SCALES | SCALES_OF.get(op_name(entry), set())
+        missing = ScaleError if arg in scales else ArgTypeError
         yield case("C1", lambda x: None, missing, "None", f"{arg} is required")
     # The plain (E, N, K/16) case of b_scales is M8, with its own error.
     yield case("C2-list", lambda x: x.tolist(), ArgTypeError, "list", "numpy.asarray")
     yield case("C2-scalar", lambda x: 3.5, ArgTypeError, "float 3.5")
     yield case("C3-object", lambda x: x.astype(object), DTypeError, "object")
     yield case("C3-string", lambda x: np.full(x.shape, "a"), DTypeError, "str")
+    dates = np.dtype("datetime64[s]")
     yield case(
-        "C3-date",
-        lambda x: np.zeros(x.shape, "datetime64[s]"),
-        DTypeError,
-        "datetime64",
-        x.dtype.name,
+        "C3-date", lambda x: np.zeros(x.shape, dates), DTypeError, "datetime64", type_name(x)
     )
-    yield case("C4", lambda x: x.astype(np.float64), DTypeError, "float64", x.dtype.name)
-    if x.dtype == np.uint8:
+    yield case("C4", lambda x: x.astype(np.float64), DTypeError, "float64", type_name(x))
+    if x.dtype.itemsize == 1:
         yield case("C5", lambda x: x.view(np.int8), DTypeError, "int8", r"\.view\('uint8'\)")
-    if x.dtype.itemsize > 1:
+    else:
         swapped = np.dtype("u2" if x.dtype.name == "bfloat16" else x.dtype).newbyteorder()
         yield case("C6", lambda x: np.zeros(x.shape, swapped), DTypeError, "byte-swapped", "astype")
-    if x.ndim > 1 and arg != "topk_ids":
+    if x.ndim > 1:
         yield case("C7", lambda x: x[0].copy(), ShapeError, r"shape \(", r"expected \(")
     yield case("C8", lambda x: x[..., None], ShapeError, r"shape \(.*1\)", "squeeze")
     yield case("C9", lambda x: np.zeros((), x.dtype), ShapeError, r"shape \(\)")
-    yield case("C10", every_other, LayoutError, r"strides \(", "ascontiguousarray")
-    if x.ndim > 1:
-        yield case("C11", np.asfortranarray, LayoutError, "strides", "ascontiguousarray")
-    yield case("C12", lambda x: x[::-1].copy()[::-1], LayoutError, r"strides \(-")
-    yield case("C13", lambda x: np.broadcast_to(x.flat[0], x.shape), LayoutError, r"strides \(0")
-    if arg in PAYLOAD:
-        yield case("C14", lambda x: unaligned(x, 8), LayoutError, "address 0x", "aligned to 16")
-    elif x.dtype.itemsize > 1:
-        yield case("C14", lambda x: unaligned(x, 1), LayoutError, "address 0x", "aligned to")
-    yield from _device_cases(api, arg, case)
-    yield Case(f"C16-{arg}", _overlap(arg), AliasError, out_names(api)[0], "overlap", arg)
+    for row, make, got in BAD_STRIDES:
+        if not make(x).flags.c_contiguous:
+            yield case(row, make, LayoutError, got, "ascontiguousarray")
+    by = misalignment(arg, x)
+    if by:
+        yield case("C14", lambda x: unaligned(x, by), LayoutError, "address 0x", "aligned to")
+    yield from _device_cases(entry, arg, case)
+    for i, out in enumerate(out_names(entry)):
+        yield Case(f"C16-{out}-{arg}", _overlap(arg, i), AliasError, out, "overlap", arg)
 
 
-def _device_cases(api: str, arg: str, case: Any) -> Iterator[Case]:
-    first = array_arguments(api)[0]
-    on_host = {} if api == "route" else {"backend": "reference"}
+def misalignment(arg: str, x: Any) -> int:
+    """Bytes after a 16-byte boundary where an array must not begin, 0 if it may anywhere."""
+    is_wide_bias = arg == "bias" and x.dtype.itemsize == 2
+    if arg in PAYLOAD or x.ndim >= 5 or is_wide_bias:
+        return 8
+    return int(x.dtype.itemsize > 1)
+
+
+def _device_cases(entry: str, arg: str, case: Any) -> Iterator[Case]:
+    first = input_names(entry)[0]
+    on_host = {"backend": "reference"}
     place = "one of the GPU"
     change = remake(arg, FakeDeviceArray.of)
     yield Case(f"C18-{arg}", change, DeviceError, arg, place, "to_numpy", on_host)
-    if api != "route" and arg != first:
+    if arg != first:
         yield Case(f"C19-{arg}", _second_gpu(arg), DeviceError, arg, "GPU 1", f"as {first} is")
-    yield case(
-        "C20-size", _short, LayoutError, "bytes for shape", "consistent __cuda_array_interface__"
-    )
+    consistent = "consistent __cuda_array_interface__"
+    yield case("C20-size", _short, LayoutError, "bytes for shape", consistent)
     yield case("C20-null", lambda x: FakeDeviceArray.of(x, pointer=0), LayoutError, "null pointer")
+    strides = (1,) * 7
     yield case(
         "C20-strides",
-        lambda x: FakeDeviceArray.of(x, strides=(1,) * 7),
+        lambda x: FakeDeviceArray.of(x, strides=strides),
         LayoutError,
         "strides",
-        "a consistent",
+        consistent,
     )
     yield case("C21", _huge, RangeError, r"shape \(2147483648")
 
@@ -141,102 +215,42 @@ def _second_gpu(arg: str) -> Any:
             if isinstance(value, np.ndarray):
                 arguments[name] = FakeDeviceArray.of(value, device_id=int(name == arg))
         del arguments["out"]
+        arguments.pop("workspace", None)
 
     return change
 
 
-def _overlap(arg: str) -> Any:
-    """Lets the first output begin at the input's last 16 bytes."""
+def _overlap(arg: str, index: int) -> Any:
+    """Lets an output begin at the input's last 16 bytes."""
 
     def change(arguments: Arguments) -> None:
         x, out = arguments[arg], arguments["out"]
-        first = out[0] if isinstance(out, tuple) else out
-        room = np.zeros(x.nbytes + first.nbytes + 48, np.uint8)
-        base = -room.ctypes.data % 16
-        room = room[base:]
-        shared = room[: x.nbytes].view(x.dtype).reshape(x.shape)
-        shared[...] = x
+        buffer = out[index] if isinstance(out, tuple) else out
+        room = np.zeros(x.nbytes + buffer.nbytes + 48, np.uint8)
+        room = room[-room.ctypes.data % 16 :]
+        arguments[arg] = room[: x.nbytes].view(x.dtype).reshape(x.shape)
+        arguments[arg][...] = x
         start = (x.nbytes - 1) // 16 * 16
-        buffer = room[start : start + first.nbytes].view(first.dtype).reshape(first.shape)
-        arguments[arg] = shared
-        arguments["out"] = (buffer, *out[1:]) if isinstance(out, tuple) else buffer
+        buffer = room[start : start + buffer.nbytes].view(buffer.dtype).reshape(buffer.shape)
+        put_out(arguments, index, buffer)
 
     return change
 
 
-def out_names(api: str) -> list[str]:
+def put_out(arguments: Arguments, index: int, buffer: Any) -> None:
+    """Replaces one of the output buffers."""
+    out = arguments["out"]
+    if isinstance(out, tuple):
+        arguments["out"] = (*out[:index], buffer, *out[index + 1 :])
+    else:
+        arguments["out"] = buffer
+
+
+def out_names(entry: str) -> list[str]:
     """Names of the output buffers in messages."""
-    out = VALID[api]()["out"]
+    out = VALID[entry]()["out"]
     if not isinstance(out, tuple):
         return ["out"]
     if len(out) == len(RoutingIndices._fields):
         return [f"out.{field}" for field in RoutingIndices._fields]
     return [f"out[{i}]" for i in range(len(out))]
-
-
-def out_cases(api: str) -> Iterator[Case]:
-    """The common table for each output buffer of an operation, and its size."""
-    names = out_names(api)
-    for i, arg in enumerate(names):
-        yield from _out_cases(api, i, arg)
-    if len(names) > 1:
-        yield Case(
-            "C17", _overlapping_outputs, AliasError, names[1], "overlap", re.escape(names[0])
-        )
-        for got, bad in (
-            ("list", list),
-            ("tuple of", lambda out: out[:-1]),
-            ("ndarray", lambda out: out[0]),
-        ):
-            yield Case(f"out-{got}", remake("out", bad), ArgTypeError, "out", got, "a tuple")
-
-
-def _out_cases(api: str, i: int, arg: str) -> Iterator[Case]:
-    out = VALID[api]()["out"]
-    buffer = out[i] if isinstance(out, tuple) else out
-
-    def case(row: str, make: Any, error: type[Exception], got: str, says: str = "") -> Case:
-        def change(arguments: Arguments) -> None:
-            out = arguments["out"]
-            if isinstance(out, tuple):
-                arguments["out"] = (*out[:i], make(out[i]), *out[i + 1 :])
-            else:
-                arguments["out"] = make(out)
-
-        return Case(f"{row}-{arg}", change, error, arg, got, says)
-
-    half_error = UnsupportedError if buffer.dtype.name == "bfloat16" else DTypeError
-    yield case(
-        "C4", lambda b: np.zeros(b.shape, np.float16), half_error, "float16", buffer.dtype.name
-    )
-    yield case("C9", lambda b: np.zeros((), b.dtype), ShapeError, r"shape \(\)")
-    yield case("C10", every_other, LayoutError, r"strides \(")
-    yield case("C15", _read_only, LayoutError, "not writeable")
-    yield case("C18", FakeDeviceArray.of, DeviceError, "one of the GPU")
-    yield case("Q20-short", lambda b: b[:-1].copy(), ShapeError, r"\(")
-    if buffer.ndim > 1:
-        yield case("Q20-wide", _wider, ShapeError, r"\(")
-        yield case("C7", lambda b: b[0].copy(), ShapeError, r"shape \(")
-    if len(out_names(api)) > 1:
-        yield case("C1", lambda b: None, ArgTypeError, "None")
-
-
-def _wider(b: Any) -> Any:
-    return np.zeros((*b.shape[:-1], b.shape[-1] + 1), b.dtype)
-
-
-def _read_only(b: Any) -> Any:
-    b.flags.writeable = False
-    return b
-
-
-def _overlapping_outputs(arguments: Arguments) -> None:
-    first, second, *rest = arguments["out"]
-    room = np.zeros(first.nbytes + second.nbytes + 32, np.uint8)
-    room = room[-room.ctypes.data % 16 :]
-    start = (first.nbytes - 1) // 16 * 16
-    arguments["out"] = (
-        room[: first.nbytes].view(first.dtype).reshape(first.shape),
-        room[start : start + second.nbytes].view(second.dtype).reshape(second.shape),
-        *rest,
-    )

@@ -10,5 +10,5 @@ from tests.bad_inputs.case import Recorder
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Stands in for every executor, so that a launch is recorded instead of run."""
     recorder = Recorder()
-    monkeypatch.setattr(backend, "executor", lambda name, device=None: recorder)
+    monkeypatch.setattr(backend, "executor", lambda *args, **kwargs: recorder)
     return recorder

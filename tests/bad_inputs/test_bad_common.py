@@ -2,17 +2,14 @@
 
 import pytest
 
-from tests.bad_inputs.case import Case, Recorder, check
-from tests.bad_inputs.common import common_cases, out_cases
+from tests.bad_inputs.case import Case, Recorder, check, table
+from tests.bad_inputs.common import common_cases
+from tests.bad_inputs.common_out import out_cases
 from tests.bad_inputs.valid import VALID
 
-TABLE = [
-    pytest.param(api, case, id=f"{api}-{case.id}")
-    for api in VALID
-    for case in (*common_cases(api), *out_cases(api))
-]
+TABLE = table({entry: (*common_cases(entry), *out_cases(entry)) for entry in VALID})
 
 
-@pytest.mark.parametrize(("api", "case"), TABLE)
-def test_refused(api: str, case: Case, recorder: Recorder) -> None:
-    check(api, case, recorder)
+@pytest.mark.parametrize(("entry", "case"), TABLE)
+def test_refused(entry: str, case: Case, recorder: Recorder) -> None:
+    check(entry, case, recorder)

@@ -1,333 +1,254 @@
-"""P10: bad input of both grouped matmuls (tables G, M, S and W)."""
+"""P10: bad operands of the block-scaled matmuls, in all pairs of formats (tables M and W)."""
 
-import ml_dtypes
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from nbmoe.errors import (
     ArgTypeError,
+    ConfigError,
     DTypeError,
     LayoutError,
-    RangeError,
     RoutingError,
     ScaleError,
     ShapeError,
-    UnsupportedError,
 )
-from nbmoe.layouts import ceil_div, deinterleave_scales, interleave_scales
-from tests.bad_inputs.case import Case, Recorder, check, edit, params, put, remake
-from tests.bad_inputs.valid import EXPERTS, HIDDEN, MOE_DIM, ROWS, TILES, VALID, Arguments
+from nbmoe.formats import MXFP4, MXFP8, NVFP4, PAIRS, BlockFormat
+from nbmoe.layouts import ceil_div, deinterleave_scales
+from nbmoe.operand import named_dtype
+from tests.bad_inputs.case import Case, Recorder, both, check, edit, put, remake, shorter, table
+from tests.bad_inputs.common_out import replace_out
+from tests.bad_inputs.sizes import EXPERTS, ROWS, TILES
+from tests.bad_inputs.valid import VALID, Arguments
+from tests.bad_inputs.valid_matmul import pair_name
 
 MATMUL = "grouped_matmul_block_scaled"
 SWIGLU = "grouped_matmul_blocked_swiglu"
-NAN, INF = np.float32("nan"), np.float32("inf")
-
-
-def shorter(name: str) -> object:
-    return remake(name, lambda x: x[:-1].copy())
-
-
-def plain_scales(arguments: Arguments) -> None:
-    """Weight scales as checkpoints store them, not in tiles."""
-    _, n, packed = arguments["weight"].shape
-    arguments["b_scales"] = deinterleave_scales(arguments["b_scales"], n, packed // 8)
-
-
-def group_of_32(arguments: Arguments) -> None:
-    """Weight scales in tiles, one for 32 elements."""
-    experts, n, packed = arguments["weight"].shape
-    arguments["b_scales"] = interleave_scales(
-        np.full((experts, n, ceil_div(packed, 16)), 0x38, np.uint8)
-    )
+BF16 = named_dtype("bfloat16")
+ENTRIES = {f"{op}:{pair_name(a, b)}": (a, b) for op in (MATMUL, SWIGLU) for a, b in PAIRS}
+FULL = {"validate": "full"}
 
 
 def scale_byte(expert: int, row: int, block: int, byte: int) -> object:
-    """Overwrites one used weight scale."""
+    """A change that overwrites one used weight scale."""
 
     def change(arguments: Arguments) -> None:
         at = (expert, row // 128, block // 4, row % 32, row % 128 // 32, block % 4)
-        arguments["b_scales"][at] = byte
+        arguments["b_scales"].view(np.uint8)[at] = byte
 
     return change
 
 
-def too_few_rows(arguments: Arguments) -> None:
-    """Row offsets that reach beyond hidden."""
-    arguments["expert_start"][-1] = ROWS + 1
-
-
 def fewer_experts(arguments: Arguments) -> None:
     """Three experts and three slots, one of them of the fourth expert."""
-    names = ("weight", "b_scales", "expert_scales", "expert_ids", "expert_start", "a_scale_offsets")
-    for name in names:
-        arguments[name] = arguments[name][:-1].copy()
+    names = ("weight", "b_scales", "expert_scales", "bias", "expert_ids")
+    for name in (*names, "expert_start", "a_scale_offsets", "c_input_scales"):
+        if name in arguments:
+            arguments[name] = arguments[name][:-1].copy()
     arguments["expert_ids"][2] = 3
 
 
 def shorter_experts(arguments: Arguments) -> None:
     """Fewer experts than slots."""
-    for name in ("weight", "b_scales", "expert_scales"):
+    for name in ("weight", "b_scales", "expert_scales", "bias"):
         arguments[name] = arguments[name][:-1].copy()
 
 
-def packed_k(api: str) -> int:
-    return int(VALID[api]()["hidden"].shape[1])
+def weight_cases(entry: str, a: BlockFormat, b: BlockFormat) -> Iterator[Case]:
+    """Activations and weights whose sizes do not fit each other or the format."""
+    arguments = VALID[entry]()
+    rows, k = len(arguments["hidden"]), arguments["hidden"].shape[1] * a.per_byte
+    n, width = arguments["weight"].shape[1:]
+    symbol = "K/2" if b.per_byte == 2 else "K"
+    change = remake("weight", lambda x: x[..., :-8].copy())
+    got = rf"\(4, {n}, {width - 8}\)"
+    yield Case("M1", change, ShapeError, "weight", got, f"{symbol} = {width}")
+    bad_k = k - a.block // 2
+    change = remake("hidden", lambda x: x[:, : bad_k // a.per_byte].copy())
+    yield Case("Q8", change, ShapeError, "hidden", f"K = {bad_k}", f"K % {a.block} == 0.*pad K")
+    change = remake("hidden", lambda x: x[:, :0].copy())
+    yield Case("Q9", change, ShapeError, "hidden", "K = 0", "K > 0")
+    change = remake("weight", lambda x: x.swapaxes(1, 2).copy())
+    yield Case("M2", change, ShapeError, "weight", rf"\(4, {width}, {n}\)", "K-major")
+    change = remake("weight", lambda x: x[:, :0].copy())
+    yield Case("M5", change, ShapeError, "weight", "N = 0", "N > 0")
+    change = remake("weight", lambda x: x[:, :12].copy())
+    yield Case("M6", change, ShapeError, "weight", "N = 12", "N % 8 == 0")
+    change = remake("weight", lambda x: x[:0].copy())
+    yield Case("E0", change, ShapeError, "weight", r"\(0,", "E >= 1")
+    yield Case("E3", shorter("weight"), ShapeError, "b_scales", r"shape \(4,", r"\(3, ")
+    yield Case("M4-slots", shorter_experts, ShapeError, "weight", "3 entries", "4 slots")
+    got, says = r"expert_ids\[2\] = 3", "below 3, the experts of weight"
+    yield Case("M4", fewer_experts, RoutingError, "expert_ids", got, says)
+    hidden = remake("hidden", lambda x: np.zeros((rows, 1, x.shape[1]), x.dtype))
+    yield Case("C8-middle", hidden, ShapeError, "hidden", r"shape \(130, 1, ", "squeeze")
+    for name, bad in (("bias", (EXPERTS, n - 8)), ("bias", (EXPERTS - 1, n)), ("bias", (1, n))):
+        got, says = rf"\({bad[0]}, {bad[1]}\)", rf"\(E, N\) = \(4, {n}\)"
+        yield Case(f"bias-{bad[0]}", put(bias=np.zeros(bad, BF16)), ShapeError, name, got, says)
+    yield Case("bias-f32", put(bias=np.zeros((4, n), np.float32)), DTypeError, "bias", "float32")
 
 
-def shape_cases(api: str) -> list[Case]:
-    half = packed_k(api)
-    n = VALID[api]()["weight"].shape[1]
-    return [
-        Case(
-            "M1",
-            remake("weight", lambda x: x[..., :-8].copy()),
-            ShapeError,
-            "weight",
-            rf"\(4, {n}, {half - 8}\)",
-            f"K/2 = {half}",
-        ),
-        Case(
-            "M1-K40",
-            remake("hidden", lambda x: x[..., :20].copy()),
-            ShapeError,
-            "hidden",
-            "K = 40",
-            "K % 16 == 0",
-        ),
-        Case("Q9", remake("hidden", lambda x: x[..., :0].copy()), ShapeError, "hidden", "K = 0"),
-        Case(
-            "M2",
-            remake("weight", lambda x: x.swapaxes(1, 2).copy()),
-            ShapeError,
-            "weight",
-            rf"\(4, {half}, {n}\)",
-            "K-major",
-        ),
-        Case("M5", remake("weight", lambda x: x[:, :0].copy()), ShapeError, "weight", "N = 0"),
-        Case(
-            "M6",
-            remake("weight", lambda x: x[:, :12].copy()),
-            ShapeError,
-            "weight",
-            "N = 12",
-            "N % 8 == 0",
-        ),
-        Case(
-            "M7",
-            remake("b_scales", lambda x: x[0].copy()),
-            ShapeError,
-            "b_scales",
-            r"shape \(1, \d, 32, 4, 4\)",
-            r"\(E, ceil\(N/128\)",
-        ),
-        Case("M8", plain_scales, LayoutError, "b_scales", "row-major scales", "interleave_scales"),
-        Case(
-            "M9-tiles",
-            remake("b_scales", lambda x: np.concatenate([x, x], axis=2)),
-            ShapeError,
-            "b_scales",
-            "shape",
-            "blocks of 16",
-        ),
-        Case(
-            "M13", shorter("expert_scales"), ShapeError, "expert_scales", r"\(3,\)", "E from weight"
-        ),
-        Case(
-            "M14",
-            remake("expert_scales", lambda x: x.astype(ml_dtypes.bfloat16)),
-            DTypeError,
-            "expert_scales",
-            "bfloat16",
-        ),
-        Case(
-            "M17",
-            remake("a_scales", lambda x: x[:1].copy()),
-            ShapeError,
-            "a_scales",
-            r"shape \(1,",
-            "at least ceil",
-        ),
-        Case(
-            "M17-columns",
-            remake("a_scales", lambda x: np.concatenate([x, x], axis=1)),
-            ShapeError,
-            "a_scales",
-            "shape",
-        ),
-        Case("M18", put(estimated_total_m=-1), RangeError, "estimated_total_m", "-1"),
-        Case("M18-float", put(estimated_total_m=64.0), ArgTypeError, "estimated_total_m", "float"),
-        Case("G1", shorter("expert_start"), ShapeError, "expert_start", r"\(4,\)"),
-        Case("G7", shorter("expert_ids"), ShapeError, "expert_start", r"\(5,\)"),
-        Case("G13", shorter("a_scale_offsets"), ShapeError, "a_scale_offsets", r"\(3,\)"),
-        Case(
-            "E0", remake("weight", lambda x: x[:0].copy()), ShapeError, "weight", r"\(0,", "E >= 1"
-        ),
-        Case("E3", remake("weight", lambda x: x[:3].copy()), ShapeError, "b_scales", r"shape \(4,"),
-        Case("W5", shorter("a_row_scales"), ShapeError, "a_row_scales", r"\(129,\)"),
-        Case(
-            "W6",
-            remake("a_row_scales", lambda x: x.astype(np.float32)),
-            DTypeError,
-            "a_row_scales",
-            "float32",
-            "bfloat16",
-        ),
-    ]
+def scale_cases(entry: str, a: BlockFormat, b: BlockFormat) -> Iterator[Case]:
+    """Scale tiles of another shape or block, and scales that no weight has."""
+    arguments = VALID[entry]()
+    k = arguments["hidden"].shape[1] * a.per_byte
+    n = arguments["weight"].shape[1]
+    blocks = f"blocks of {b.block}"
+    arg, got = "b_scales", r"shape \(\d, \d, 32, 4, 4\)"
+    change = remake(arg, lambda x: x[0].copy())
+    yield Case("M7", change, ShapeError, arg, got, r"\(E, ceil\(N/128\)")
+    plain = remake(arg, lambda x: deinterleave_scales(x.view(np.uint8), n, k // b.block))
+    got = r"row-major scales of shape \(4, "
+    yield Case("M8", plain, LayoutError, arg, got, "prepare_weight_scales")
+    # NVFP4 has twice the columns of tiles that blocks of 32 have.
+    columns = ceil_div(k, 64 if b.block == 32 else 128)
+    if columns != ceil_div(k, b.tile_columns):
+        lead = arguments[arg].shape[:2]
+        wrong = np.zeros((*lead, columns, 32, 4, 4), arguments[arg].dtype)
+        yield Case("M9", put(b_scales=wrong), ShapeError, arg, rf"\(4, \d, {columns}, ", blocks)
+    for name, axis in (("down", 1), ("across", 2)):
+        change = remake(arg, lambda x, axis=axis: np.concatenate([x, x], axis=axis))
+        yield Case(f"M9-{name}", change, ShapeError, arg, r"shape \(4, ", blocks)
+    change = remake(arg, lambda x: x[..., :2].copy())
+    yield Case("M9-tile", change, ShapeError, arg, r"32, 4, 2\)", r"32, 4, 4\)")
+    arg = "a_scales"
+    yield Case("M17", remake(arg, lambda x: x[:1].copy()), ShapeError, arg, r"shape \(1,", "least")
+    change = remake(arg, lambda x: np.concatenate([x, x], axis=1))
+    yield Case("M17-columns", change, ShapeError, arg, r"shape \(", f"blocks of {a.block}")
+    change = remake(arg, lambda x: x[np.newaxis].copy())
+    yield Case("M7-a", change, ShapeError, arg, r"shape \(1, \d", "tiles, ceil")
+    if entry.startswith(MATMUL):
+        got, says = r"tiles 2\.\.3 for slot 3", "within the 2"
+        change = remake(arg, lambda x: x[:2].copy())
+        yield Case("G15-tiles", change, RoutingError, "a_scale_offsets", got, says)
+    yield from byte_cases(b)
 
 
-def data_cases(api: str) -> list[Case]:
-    factor = [("M15", NAN), ("M15", INF), ("M15", np.float32(0)), ("M15", np.float32(-1))]
-    return [
-        Case("G3", edit("expert_start", 0, 1), RoutingError, "expert_start", "1", "== 0"),
-        Case(
-            "G4", edit("expert_start", 2, 1), RoutingError, "expert_start", r"expert_start\[2\] = 1"
-        ),
-        Case("G5", too_few_rows, RoutingError, "expert_start", "131", "rows of hidden"),
-        Case(
-            "G8",
-            edit("expert_ids", 0, EXPERTS),
-            RoutingError,
-            "expert_ids",
-            r"expert_ids\[0\] = 4",
-            "of weight",
-        ),
-        Case("G9", edit("expert_ids", 0, -2), RoutingError, "expert_ids", r"expert_ids\[0\] = -2"),
-        Case(
-            "G10",
-            edit("expert_ids", 0, 2),
-            RoutingError,
-            "expert_ids",
-            r"expert_ids\[0\] = expert_ids\[2\] = 2",
-        ),
-        Case("G14", edit("a_scale_offsets", 2, 0), RoutingError, "a_scale_offsets", "slot 2"),
-        Case(
-            "G15",
-            edit("a_scale_offsets", 3, TILES),
-            RoutingError,
-            "a_scale_offsets",
-            "slot 3",
-            f"within the {TILES}",
-        ),
-        Case(
-            "M10",
-            scale_byte(2, 33, 1, 0x7F),
-            ScaleError,
-            "b_scales",
-            "NaN byte 0x7f for expert 2, row 33, block 1",
-        ),
-        Case(
-            "M10-sign",
-            scale_byte(0, 1, 2, 0xFF),
-            ScaleError,
-            "b_scales",
-            "NaN byte 0xff for expert 0, row 1, block 2",
-        ),
-        Case(
-            "M11",
-            scale_byte(3, 0, 0, 0xB8),
-            ScaleError,
-            "b_scales",
-            "negative byte 0xb8 for expert 3, row 0, block 0",
-        ),
-        *(
-            Case(
-                f"{row}-{value}",
-                edit("expert_scales", 1, value),
-                ScaleError,
-                "expert_scales",
-                rf"expert_scales\[1\] = {value} for expert 1",
-                "missing",
-            )
-            for row, value in factor
-        ),
-        Case(
-            "W7",
-            edit("a_row_scales", 5, NAN),
-            ScaleError,
-            "a_row_scales",
-            r"a_row_scales\[5\]",
-            extra={"validate": "full"},
-        ),
-    ]
+def byte_cases(b: BlockFormat) -> Iterator[Case]:
+    """Scale bytes of a weight that are NaN or negative."""
+    arg = "b_scales"
+    if b is not NVFP4:
+        got, says = "NaN byte 0xff for expert 2, row 33, block 1", "e8m0 scales below 0xff"
+        yield Case("M12", scale_byte(2, 33, 1, 0xFF), ScaleError, arg, got, says)
+        return
+    says = "finite e4m3 scales >= 0"
+    for row, at, byte, kind in (
+        ("M10", (2, 33, 1), 0x7F, "NaN"),
+        ("M10-sign", (0, 1, 2), 0xFF, "NaN"),
+        ("M11", (3, 0, 0), 0xB8, "negative"),
+        ("M11-zero", (3, 0, 0), 0x80, "negative"),
+    ):
+        got = f"{kind} byte {byte:#04x} for expert {at[0]}, row {at[1]}, block {at[2]}"
+        yield Case(row, scale_byte(*at, byte), ScaleError, arg, got, says)
 
 
-MATMUL_ONLY = [
-    Case(
-        "G15-tiles",
-        remake("a_scales", lambda x: x[:2].copy()),
-        RoutingError,
-        "a_scale_offsets",
-        r"tiles 2\.\.3 for slot 3",
-        "within the 2",
-    ),
-    Case("M4-slots", shorter_experts, ShapeError, "weight", "3 entries", "4 slots"),
-    Case("M4", fewer_experts, RoutingError, "expert_ids", r"expert_ids\[2\] = 3", "below 3"),
-    Case("M20", remake("out", lambda o: o.astype(np.float16)), UnsupportedError, "out", "float16"),
-    Case(
-        "M21",
-        remake("out", lambda o: o[:-1].copy()),
-        ShapeError,
-        "out",
-        rf"\({ROWS - 1}, {HIDDEN}\)",
-    ),
-]
-SWIGLU_ONLY = [
-    Case(
-        "S2",
-        put(
-            weight=np.zeros((EXPERTS, 40, HIDDEN // 2), np.uint8),
-            b_scales=np.zeros((EXPERTS, 1, 2, 32, 4, 4), np.uint8),
-        ),
-        ShapeError,
-        "weight",
-        "N = 2D = 40",
-        "D % 16",
-    ),
-    Case("M9", group_of_32, ShapeError, "b_scales", r"shape \(4, 1, 1,", "blocks of 16"),
-    Case(
-        "W9",
-        remake("out", lambda o: (np.zeros((ROWS, MOE_DIM), np.uint8), o[1])),
-        ShapeError,
-        "out[0]",
-        rf"\({ROWS}, {MOE_DIM}\)",
-        "D/2",
-    ),
-    Case(
-        "W10",
-        remake("out", lambda o: (o[0], np.concatenate([o[1], o[1]]))),
-        ShapeError,
-        "out[1]",
-        rf"\({2 * TILES}, ",
-        "tiles of a_scales",
-    ),
-    Case("W11", put(match_bf16=1), ArgTypeError, "match_bf16", "int 1"),
-    Case("W12", put(c_input_scales=None), ScaleError, "c_input_scales", "None"),
-    Case(
-        "W12-length",
-        shorter("c_input_scales"),
-        ShapeError,
-        "c_input_scales",
-        r"\(3,\)",
-        "one a slot",
-    ),
-    *(
-        Case(
-            f"Q15-{value}",
-            edit("c_input_scales", 2, value),
-            ScaleError,
-            "c_input_scales",
-            rf"c_input_scales\[2\] = {value} for slot 2",
-        )
-        for value in (np.float32(0), np.float32(-1), NAN, INF)
-    ),
-]
+def format_cases(entry: str, a: BlockFormat, b: BlockFormat) -> Iterator[Case]:
+    """Formats that are unknown, contradict the arrays or each other."""
+    for arg in ("format", "weight_format"):
+        change, got = put(**{arg: "fp4"}), "'fp4'"
+        yield Case(f"K2-{arg}", change, ConfigError, arg, got, "'nvfp4', 'mxfp4', 'mxfp8'")
+        for bad in (4, ["nvfp4"]):
+            got = type(bad).__name__
+            yield Case(f"K2-{arg}-{got}", put(**{arg: bad}), ArgTypeError, arg, got, "a name or")
+    for other in (NVFP4, MXFP4, MXFP8):
+        if (a, other) not in PAIRS:
+            change, got = put(weight_format=other.name), f"{a.name} x {other.name}"
+            yield Case(f"F15-{other}", change, ConfigError, "weight_format", got, "a pair of")
+    if a is MXFP8:
+        change = put(format="mxfp4")
+        yield Case("F14", change, ConfigError, "format", "hidden of float8_e4m3fn", "mxfp4 with")
+    elif a is MXFP4:
+        change, got = put(format="nvfp4", weight_format="nvfp4"), "a_scales of float8_e8m0fnu"
+        yield Case("F14", change, ConfigError, "format", got, "nvfp4 with a_scales of")
+    else:
+        wrong = remake("b_scales", lambda x: x.view(named_dtype("float8_e8m0fnu")))
+        got = "b_scales of float8_e8m0fnu"
+        yield Case("F14", wrong, ConfigError, "weight_format", got, "nvfp4 with b_scales of")
+        wrong = remake("weight", lambda x: x.view(named_dtype("float8_e4m3fn")))
+        got = "weight of float8_e4m3fn"
+        yield Case("M3-typed", wrong, ConfigError, "weight_format", got, "nvfp4 with weight of")
+    if b is MXFP8:
+        packed = remake("weight", lambda x: x[..., : x.shape[2] // 2].copy().view(np.uint8))
+        hint = "weight_format='mxfp4'"
+        yield Case("M3", packed, ConfigError, "weight_format", "packed FP4 for K", hint)
+    if a is not NVFP4:
+        row_scales = put(a_row_scales=np.ones(ROWS, BF16))
+        says = "only NVFP4 has row scales"
+        yield Case("W4", row_scales, ConfigError, "a_row_scales", f"some beside {a.name}", says)
 
 
-@pytest.mark.parametrize("case", params(shape_cases(MATMUL) + data_cases(MATMUL) + MATMUL_ONLY))
-def test_matmul_refused(case: Case, recorder: Recorder) -> None:
-    check(MATMUL, case, recorder)
+def row_scale_cases() -> Iterator[Case]:
+    """Row scales of another length or type, or not finite."""
+    arg, nan = "a_row_scales", np.array(0x7FC0, np.uint16).view(BF16)
+    infinity = np.array(0xFF80, np.uint16).view(BF16)
+    yield Case("W5", shorter(arg), ShapeError, arg, r"\(129,\)", "M from hidden")
+    f32 = put(a_row_scales=np.ones(ROWS, np.float32))
+    yield Case("W6", f32, DTypeError, arg, "float32", "bfloat16")
+    for row, value, got in (("W7", nan, "0x7fc0"), ("W7-inf", infinity, "0xff80")):
+        got = rf"a_row_scales\[5\] = bits {got}"
+        yield Case(row, edit(arg, 5, value), ScaleError, arg, got, "finite", extra=FULL)
 
 
-@pytest.mark.parametrize("case", params(shape_cases(SWIGLU) + data_cases(SWIGLU) + SWIGLU_ONLY))
-def test_swiglu_refused(case: Case, recorder: Recorder) -> None:
-    check(SWIGLU, case, recorder)
+def cases(entry: str, a: BlockFormat, b: BlockFormat) -> Iterator[Case]:
+    """Tables M and W, as far as both matmuls have them."""
+    yield from weight_cases(entry, a, b)
+    yield from scale_cases(entry, a, b)
+    yield from format_cases(entry, a, b)
+    if a is NVFP4:
+        yield from row_scale_cases()
+        none = put(expert_scales=None)
+        says = "expert_scales is required"
+        yield Case("M16", none, ScaleError, "expert_scales", "None", says)
+
+
+@pytest.mark.parametrize(("entry", "case"), table({e: cases(e, *ab) for e, ab in ENTRIES.items()}))
+def test_refused(entry: str, case: Case, recorder: Recorder) -> None:
+    check(entry, case, recorder)
+
+
+def swiglu_cases(entry: str, a: BlockFormat) -> Iterator[Case]:
+    """What only the fused matmul has: pairs of rows, options, quantized results."""
+    arguments = VALID[entry]()
+    n = 2 * a.block + 8
+
+    def fewer_rows(arguments: Arguments) -> None:
+        for name in ("weight", "bias"):
+            arguments[name] = np.ascontiguousarray(arguments[name][:, :n])
+        arguments["b_scales"] = arguments["b_scales"][:, :1].copy()
+
+    got, says = f"N = 2D = {n}", f"D % {a.block} == 0"
+    yield Case("S2", fewer_rows, ShapeError, "weight", got, says)
+    for bad in (1, None, "yes"):
+        got = f"{type(bad).__name__} {bad!r}"
+        yield Case(f"W11-{bad}", put(match_bf16=bad), ArgTypeError, "match_bf16", got, "a bool")
+    codes, scales = arguments["out"]
+    moe_dim = codes.shape[1] * a.per_byte
+    other = np.zeros((ROWS, 3 * moe_dim), codes.dtype)
+    got, says = rf"\({ROWS}, {3 * moe_dim}\)", r"\(M, D"
+    yield Case("W3", replace_out(0, other), ShapeError, "out[0]", got, says)
+    if a.per_byte == 2:
+        unpacked = np.zeros((ROWS, moe_dim), codes.dtype)
+        yield Case("W9", replace_out(0, unpacked), ShapeError, "out[0]", rf", {moe_dim}\)", "D/2")
+    twice = replace_out(1, np.concatenate([scales, scales]))
+    says = "tiles of a_scales"
+    yield Case("W10", twice, ShapeError, "out[1]", rf"\({2 * TILES}, ", says)
+    if a is NVFP4:
+        none = put(c_input_scales=None)
+        says = "c_input_scales is required"
+        yield Case("W12", none, ScaleError, "c_input_scales", "None", says)
+
+
+SWIGLUS = {e: swiglu_cases(e, a) for e, (a, _) in ENTRIES.items() if e.startswith(SWIGLU)}
+
+
+@pytest.mark.parametrize(("entry", "case"), table(SWIGLUS))
+def test_swiglu_refused(entry: str, case: Case, recorder: Recorder) -> None:
+    check(entry, case, recorder)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.startswith(MATMUL)])
+def test_result_refused(entry: str, recorder: Recorder) -> None:
+    """M21: a buffer with a row less; M20, other types, is in the common table."""
+    got = rf"\({ROWS - 1}, \d+\)"
+    check(entry, Case("M21", both(shorter("out")), ShapeError, "out", got, r"\(M, N\)"), recorder)

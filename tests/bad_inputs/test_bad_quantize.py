@@ -1,235 +1,203 @@
-"""P10: bad input of `grouped_quantize_dynamic_block_scaled` (tables Q and G)."""
+"""P10: bad formats, sizes and scales of the block quantizers (table Q)."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from nbmoe.errors import (
     ArgTypeError,
+    ConfigError,
     DTypeError,
     RangeError,
-    RoutingError,
     ScaleError,
     ShapeError,
     UnsupportedError,
 )
-from tests.bad_inputs.case import Case, Recorder, check, edit, params, put, remake
-from tests.bad_inputs.valid import EXPERTS, HIDDEN, ROWS, TILES, TOKENS, Arguments
+from nbmoe.formats import MXFP4, MXFP8, NVFP4, BlockFormat
+from nbmoe.operand import named_dtype
+from tests.bad_inputs.case import (
+    Case,
+    Recorder,
+    cast,
+    check,
+    put,
+    remake,
+    table,
+)
+from tests.bad_inputs.common_out import replace_out
+from tests.bad_inputs.sizes import ROWS, TILES, TOKENS
+from tests.bad_inputs.valid import VALID
+from tests.bad_inputs.valid_quantize import naming
 
-API = "grouped_quantize_dynamic_block_scaled"
-NAN, INF = np.float32("nan"), np.float32("inf")
+GROUPED, ROW, PLAIN = (
+    "grouped_quantize_dynamic_block_scaled",
+    "grouped_quantize_nvfp4_row_scaled",
+    "quantize_dynamic_block_scaled",
+)
+FORMATS = {
+    **{f"{op}:{fmt.name}": fmt for op in (GROUPED, PLAIN) for fmt in (NVFP4, MXFP4, MXFP8)},
+    ROW: NVFP4,
+}
+NAMED = [entry for entry in FORMATS if entry != ROW]
+SIZE = "sf_vector_size"
+BFLOAT16 = named_dtype("bfloat16")
 
 
-def without_gather(arguments: Arguments) -> None:
-    """Leaves the routing as it is but takes the gather away: 130 rows of 65."""
-    del arguments["indices"], arguments["out"]
-
-
-def without_gather_and_with_end(end: int) -> Callable[[Arguments], None]:
-    """Row offsets that claim `end` rows."""
-
-    def change(arguments: Arguments) -> None:
-        without_gather(arguments)
-        arguments["row_offsets"][-1] = end
-
-    return change
-
-
-def fewer_indices(arguments: Arguments) -> None:
-    """One index less than there are routed rows; outputs are sized by the indices."""
-    arguments["indices"] = arguments["indices"][:-1].copy()
-    del arguments["out"]
-
-
-def columns(k: int) -> Case:
+def columns(row: str, k: int, block: int) -> Case:
     """An input of `k` columns."""
     change = remake("input", lambda x: np.zeros((TOKENS, k), x.dtype))
-    return Case(f"Q8-K{k}", change, ShapeError, "input", f"K = {k}", "K % 16 == 0")
+    return Case(row, change, ShapeError, "input", f"K = {k}", f"K % {block} == 0 .*|pad K")
 
 
-NUMBERS = [
-    Case("Q1", put(sf_vector_size=0), RangeError, "sf_vector_size", "0"),
-    Case("Q2", put(sf_vector_size=-16), RangeError, "sf_vector_size", "-16"),
-    Case("Q3", put(sf_vector_size=24), UnsupportedError, "sf_vector_size", "24", "16"),
-    Case("Q5", put(sf_vector_size=32), UnsupportedError, "sf_vector_size", "32", "NVFP4"),
-    Case("Q6", put(sf_vector_size=16.0), ArgTypeError, "sf_vector_size", r"float 16\.0"),
-    Case("Q7", put(sf_vector_size=True), ArgTypeError, "sf_vector_size", "bool True"),
-    Case("G24", put(indices_divisor=0), RangeError, "indices_divisor", "0"),
-    Case("G25", put(indices_divisor=-1), RangeError, "indices_divisor", "-1"),
-    Case("G25-float", put(indices_divisor=2.0), ArgTypeError, "indices_divisor", r"float 2\.0"),
-]
-SHAPES = [
-    columns(40),
-    columns(0),
-    columns(31),
-    Case(
-        "Q11",
-        remake("input", lambda x: np.zeros(x.shape, np.uint8)),
-        DTypeError,
-        "input",
-        "uint8",
-        "dequantize",
-    ),
-    Case(
-        "Q12", remake("input", lambda x: x.astype(np.float16)), UnsupportedError, "input", "float16"
-    ),
-    Case(
-        "Q12-f32", remake("input", lambda x: x.astype(np.float32)), DTypeError, "input", "float32"
-    ),
-    Case(
-        "G1",
-        remake("row_offsets", lambda x: x[:-1].copy()),
-        ShapeError,
-        "row_offsets",
-        r"\(4,\)",
-        r"S \+ 1",
-    ),
-    Case(
-        "G2",
-        remake("row_offsets", lambda x: x.astype(np.int64)),
-        DTypeError,
-        "row_offsets",
-        "int64",
-        "uint32",
-    ),
-    Case(
-        "G2-i32",
-        remake("row_offsets", lambda x: x.astype(np.int32)),
-        DTypeError,
-        "row_offsets",
-        "int32",
-        r"\.view\('uint32'\)",
-    ),
-    Case(
-        "G7",
-        remake("expert_ids", lambda x: x[:-1].copy()),
-        ShapeError,
-        "row_offsets",
-        r"\(5,\)",
-        "S from expert_ids",
-    ),
-    Case(
-        "G7-none", remake("expert_ids", lambda x: x[:0].copy()), ShapeError, "expert_ids", r"\(0,\)"
-    ),
-    Case(
-        "G12",
-        remake("expert_ids", lambda x: x.astype(np.uint32)),
-        DTypeError,
-        "expert_ids",
-        "uint32",
-        "-1 masks",
-    ),
-    Case(
-        "G13",
-        remake("scales_offsets", lambda x: np.append(x, x[-1:])),
-        ShapeError,
-        "scales_offsets",
-        r"\(5,\)",
-    ),
-    Case("G16", put(scales_offsets=None), ScaleError, "scales_offsets", "None"),
-    Case("G17", put(sf_tensor=None), ScaleError, "sf_tensor", "None"),
-    Case("G18", remake("sf_tensor", lambda x: x[:-1].copy()), ShapeError, "sf_tensor", "3 entries"),
-    Case(
-        "G21",
-        remake("sf_tensor", lambda x: x.astype(np.float64)),
-        DTypeError,
-        "sf_tensor",
-        "float64",
-    ),
-    Case(
-        "G22-i32", remake("indices", lambda x: x.astype(np.int32)), DTypeError, "indices", "int32"
-    ),
-    Case(
-        "Q21",
-        remake("out", lambda o: (o[0], np.zeros((TILES - 1, 2, 32, 4, 4), np.uint8))),
-        ShapeError,
-        "out[1]",
-        r"\(5, 2",
-        r"ceil\(rows/128\) \+ min\(S, rows\)",
-    ),
-    Case(
-        "Q20",
-        remake("out", lambda o: (np.zeros((ROWS, HIDDEN), np.uint8), o[1])),
-        ShapeError,
-        "out[0]",
-        r"\(130, 80\)",
-        "K/2",
-    ),
-]
-ROUTING = [
-    Case("G3", edit("row_offsets", 0, 5), RoutingError, "row_offsets", "5", "== 0"),
-    Case(
-        "G4",
-        edit("row_offsets", 3, 2),
-        RoutingError,
-        "row_offsets",
-        r"row_offsets\[2\] = 3, row_offsets\[3\] = 2",
-        "ascending",
-    ),
-    Case("G5", without_gather, RoutingError, "row_offsets", "130", "<= 65, the rows of input"),
-    Case("G6", without_gather_and_with_end(2**32 - 1), RoutingError, "row_offsets", "4294967295"),
-    Case(
-        "G8",
-        edit("expert_ids", 1, EXPERTS),
-        RoutingError,
-        "expert_ids",
-        r"expert_ids\[1\] = 4",
-        "below 4",
-    ),
-    Case("G9", edit("expert_ids", 2, -2), RoutingError, "expert_ids", r"expert_ids\[2\] = -2"),
-    Case(
-        "G10",
-        edit("expert_ids", 3, 0),
-        RoutingError,
-        "expert_ids",
-        r"expert_ids\[0\] = expert_ids\[3\] = 0",
-        "one slot",
-    ),
-    Case(
-        "G14",
-        edit("scales_offsets", 2, 0),
-        RoutingError,
-        "scales_offsets",
-        r"tiles 1\.\.1 for slot 1, from 0 for slot 2",
-        "sum over j < e of ceil",
-    ),
-    Case(
-        "G15",
-        edit("scales_offsets", 3, 6),
-        RoutingError,
-        "scales_offsets",
-        r"tiles 7\.\.8 for slot 3",
-        "within the 6",
-    ),
-    Case(
-        "G15-wrap",
-        edit("scales_offsets", 3, 2**32 - 1),
-        RoutingError,
-        "scales_offsets",
-        "for slot 3",
-    ),
-    Case(
-        "G22", edit("indices", 7, 2**32 - 1), RoutingError, "indices", r"indices\[7\] = 4294967295"
-    ),
-    Case(
-        "G23", edit("indices", 9, ROWS), RoutingError, "indices", r"indices\[9\] = 130", "// 2 < 65"
-    ),
-    Case("G26", fewer_indices, ShapeError, "indices", r"\(129,\)", "130"),
-]
-SCALES = [
-    Case(
-        f"{row}-{value}",
-        edit("sf_tensor", 3, value),
-        ScaleError,
-        "sf_tensor",
-        rf"sf_tensor\[3\] = {value} for expert 3",
-        "missing",
+def input_cases(fmt: BlockFormat) -> Iterator[Case]:
+    """Inputs of a size or type that the format cannot take."""
+    yield columns("Q8", 2 * fmt.block + 8, fmt.block)
+    yield columns("Q8-half", fmt.block // 2, fmt.block)
+    yield columns("Q9", 0, fmt.block)
+    yield columns("Q10", 2 * fmt.block - 1, fmt.block)
+    yield Case("Q11", cast("input", np.uint8), DTypeError, "input", "uint8", "dequantize")
+    fp8 = named_dtype("float8_e4m3fn")
+    yield Case("Q11-fp8", cast("input", fp8), DTypeError, "input", "float8_e4m3fn", "bfloat16")
+    half = cast("input", np.float16)
+    yield Case("Q12", half, UnsupportedError, "input", "float16", "convert to bfloat16")
+    yield Case("Q12-f32", cast("input", np.float32), DTypeError, "input", "float32", "astype")
+
+
+@pytest.mark.parametrize(
+    ("entry", "case"), table({entry: input_cases(fmt) for entry, fmt in FORMATS.items()})
+)
+def test_input_refused(entry: str, case: Case, recorder: Recorder) -> None:
+    check(entry, case, recorder)
+
+
+def naming_cases(fmt: BlockFormat) -> Iterator[Case]:
+    """Numbers and names that are no format, or another one than the rest says."""
+    yield Case("Q1", put(sf_vector_size=0), RangeError, SIZE, "0")
+    yield Case("Q2", put(sf_vector_size=-16), RangeError, SIZE, "-16")
+    yield Case("Q3", put(sf_vector_size=24), UnsupportedError, SIZE, "24", r"16 \(NVFP4\) or 32")
+    says = "quantize_dynamic_scaled_float8"
+    yield Case("Q3-fp8", put(sf_vector_size=128), UnsupportedError, SIZE, "128", says)
+    yield Case("Q6", put(sf_vector_size=float(fmt.block)), ArgTypeError, SIZE, r"float \d+\.0")
+    yield Case("Q7", put(sf_vector_size=True), ArgTypeError, SIZE, "bool True")
+    other = 48 - fmt.block
+    scales = naming(fmt)["scales_type"]
+    says = f"with blocks of {other}"
+    yield Case("Q4-Q5", put(sf_vector_size=other), ConfigError, "scales_type", scales, says)
+    wrong_scales = naming(MXFP4 if fmt is NVFP4 else NVFP4)["scales_type"]
+    says = f"with blocks of {fmt.block}"
+    change = put(scales_type=wrong_scales)
+    yield Case("Q23-scales", change, ConfigError, "scales_type", wrong_scales, says)
+    for arg in ("scales_type", "out_type"):
+        yield Case(f"Q23-{arg}", put(**{arg: "int8"}), ConfigError, arg, "'int8'", says)
+        yield Case(f"Q23-{arg}-none", put(**{arg: None}), ArgTypeError, arg, "None", "a name")
+        yield Case(f"Q23-{arg}-type", put(**{arg: np.uint8}), ArgTypeError, arg, "type", "a name")
+    if fmt is NVFP4:
+        change = put(out_type="float8_e4m3fn")
+        yield Case("Q23-out", change, ConfigError, "out_type", "'float8_e4m3fn'", r"\(nvfp4\)")
+        for rule in ("even", "floor"):
+            change, got = put(scale_rule=rule), f"'{rule}'"
+            yield Case(f"Q22-{rule}", change, ConfigError, "scale_rule", got, "'rceil' for NVFP4")
+    names = r"\('rceil', 'even', 'floor'\)"
+    yield Case("Q22", put(scale_rule="nearest"), ConfigError, "scale_rule", "'nearest'", names)
+    yield Case("Q24", put(scale_rule="stochastic"), ConfigError, "scale_rule", "'stoch", names)
+    yield Case("Q24-type", put(scale_rule=1), ArgTypeError, "scale_rule", "int 1", "a name")
+    yield Case("Q24-none", put(scale_rule=None), ArgTypeError, "scale_rule", "None", "a name")
+
+
+@pytest.mark.parametrize(
+    ("entry", "case"), table({entry: naming_cases(FORMATS[entry]) for entry in NAMED})
+)
+def test_naming_refused(entry: str, case: Case, recorder: Recorder) -> None:
+    check(entry, case, recorder)
+
+
+def divisor_cases() -> Iterator[Case]:
+    """Divisors of a gather that are no positive int."""
+    arg = "indices_divisor"
+    yield Case("G24", put(indices_divisor=0), RangeError, arg, "0")
+    yield Case("G25", put(indices_divisor=-1), RangeError, arg, "-1")
+    yield Case("G25-float", put(indices_divisor=2.0), ArgTypeError, arg, r"float 2\.0")
+    yield Case("G25-bool", put(indices_divisor=True), ArgTypeError, arg, "bool True")
+
+
+@pytest.mark.parametrize(
+    ("entry", "case"), table({e: divisor_cases() for e in FORMATS if "indices" in VALID[e]()})
+)
+def test_divisor_refused(entry: str, case: Case, recorder: Recorder) -> None:
+    check(entry, case, recorder)
+
+
+def factor_cases() -> Iterator[Case]:
+    """Tensor scales of NVFP4 that are no factors."""
+    arg = "tensor_sf"
+    for row, value in (
+        ("Q15", 0.0),
+        ("Q15-tiny", 1e-60),
+        ("Q16", -1),
+        ("Q17", float("nan")),
+        ("Q18", float("inf")),
+        ("Q18-large", 1e39),
+    ):
+        got = str(value).replace("+", r"\+")
+        yield Case(row, put(tensor_sf=value), ScaleError, arg, got, "missing")
+    for value, got in (("1", "str '1'"), (True, "bool True"), (np.ones(2), "ndarray")):
+        yield Case(f"Q15-{got}", put(tensor_sf=value), ArgTypeError, arg, got)
+
+
+MX_FACTORS = {
+    f"{op}:{fmt.name}": [Case("Q19", put(**{arg: value}), ConfigError, arg, got, "mxfp4|mxfp8")]
+    for op, arg, value, got in (
+        (GROUPED, "sf_tensor", np.ones(4, np.float32), "an array"),
+        (PLAIN, "tensor_sf", 2.0, r"2\.0"),
     )
-    for row, value in (("G19", 0.0), ("Q16", -2.0), ("G20", NAN), ("G20", INF), ("G20", -INF))
+    for fmt in (MXFP4, MXFP8)
+}
+
+
+@pytest.mark.parametrize(("entry", "case"), table({f"{PLAIN}:nvfp4": factor_cases()} | MX_FACTORS))
+def test_factor_refused(entry: str, case: Case, recorder: Recorder) -> None:
+    check(entry, case, recorder)
+
+
+def out_cases(entry: str, fmt: BlockFormat) -> Iterator[Case]:
+    """Buffers for unpacked codes, for fewer scale tiles, and for another format."""
+    codes, scales, *_ = VALID[entry]()["out"]
+    if fmt.per_byte == 2:
+        unpacked = np.zeros((len(codes), 2 * codes.shape[1]), codes.dtype)
+        yield Case("Q20", replace_out(0, unpacked), ShapeError, "out[0]", r"\(\d+, \d+\)", "K/2")
+    formula = r"ceil\(M/128\)"
+    if entry.startswith("grouped"):
+        formula = r"ceil\(rows/128\) \+ min\(S, rows\)"
+        says = rf"\({TILES}, .* or longer"
+        unpadded = scales[: -(-ROWS // 128)].copy()
+        yield Case("Q21", replace_out(1, unpadded), ShapeError, "out[1]", r"\(2, ", says)
+    yield Case("Q21-short", replace_out(1, scales[:-1].copy()), ShapeError, "out[1]", "", formula)
+    rows = scales.reshape(-1, scales.shape[-1])
+    yield Case("Q21-rows", replace_out(1, rows), ShapeError, "out[1]", r"shape \(", formula)
+    other = NVFP4 if fmt is not NVFP4 else MXFP8
+    wrong = named_dtype("float8_e5m2") if fmt is not NVFP4 else named_dtype(other.scales_dtype)
+    change = replace_out(1, scales.view(wrong))
+    yield Case("Q23-out", change, DTypeError, "out[1]", wrong.name, fmt.scale)
+    change = replace_out(0, codes.view(wrong))
+    yield Case("Q23-codes", change, DTypeError, "out[0]", wrong.name, fmt.name)
+
+
+@pytest.mark.parametrize(
+    ("entry", "case"), table({entry: out_cases(entry, fmt) for entry, fmt in FORMATS.items()})
+)
+def test_out_refused(entry: str, case: Case, recorder: Recorder) -> None:
+    check(entry, case, recorder)
+
+
+ROW_SCALED = [
+    Case("relu2", put(relu2=1), ArgTypeError, "relu2", "int 1"),
+    Case("relu2-none", put(relu2=None), ArgTypeError, "relu2", "NoneType None"),
+    Case("W6-f32", replace_out(2, np.zeros(ROWS, np.float32)), DTypeError, "out[2]", "float32"),
+    Case("W5", replace_out(2, np.zeros(TOKENS, BFLOAT16)), ShapeError, "out[2]", r"\(65,\)"),
 ]
 
 
-@pytest.mark.parametrize("case", params(NUMBERS + SHAPES + ROUTING + SCALES))
-def test_refused(case: Case, recorder: Recorder) -> None:
-    check(API, case, recorder)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in ROW_SCALED])
+def test_row_scaled_refused(case: Case, recorder: Recorder) -> None:
+    check(ROW, case, recorder)

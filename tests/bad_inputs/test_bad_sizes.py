@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,95 @@ def test_grids_of_large_problems_are_legal(
     )
     out = of((tokens, hidden), "<u2", at)
     ops.moe_finalize(y, order, of((tokens, top_k), "<f4", at), out=out)
-    grids = {name: grid for name, grid, _, _ in recorder.launches}
-    assert len(grids) == 4
-    beyond = {n: g for n, g in grids.items() if g[0] > 2**31 - 1 or max(g[1:]) > 65_535}
+    assert_launchable(recorder, 4)
+
+
+def assert_launchable(recorder: Recorder, count: int) -> None:
+    """A grid ends at 2**31 - 1 blocks along x and at 65,535 along y and z."""
+    grids = [(name, grid) for name, grid, _, _ in recorder.launches]
+    assert len(grids) == count
+    beyond = [(n, g) for n, g in grids if g[0] > LARGEST or max(g[1:]) > 65_535]
     assert not beyond
+
+
+TOKENS, TOP_K, EXPERTS, HIDDEN, MOE_DIM = 1_000_000, 8, 256, 7168, 2048
+ROWS = TOKENS * TOP_K
+TILES = layouts.activation_tiles(ROWS, EXPERTS)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes arrays of a GPU that are apart from each other."""
+    monkeypatch.setattr(backend, "problem", lambda name: None)
+    at = count(1)
+    return lambda typestr, *shape: of(shape, typestr, at)
+
+
+def test_large_activations_are_legal(fake: Any, recorder: Recorder) -> None:
+    """P9: what is done to the rows of a million tokens, in and between the matmuls."""
+    starts, offsets = fake("<u4", EXPERTS + 1), fake("<u4", EXPERTS)
+    slots = (starts, offsets, fake("<i4", EXPERTS))
+    x, order = fake("<u2", TOKENS, HIDDEN), fake("<u4", ROWS)
+    mx = {"sf_vector_size": 32, "scales_type": "float8_e8m0fnu", "out_type": "float8_e4m3fn"}
+    gather = {"indices": order, "indices_divisor": TOP_K}
+    columns = HIDDEN // 128
+    out = (fake("|u1", ROWS, HIDDEN), fake("|u1", TILES, columns, 32, 4, 4))
+    ops.grouped_quantize_dynamic_block_scaled(x, *slots, **mx, **gather, out=out)
+    tiles = fake("|u1", layouts.ceil_div(TOKENS, 128), columns, 32, 4, 4)
+    ops.quantize_dynamic_block_scaled(x, **mx, out=(fake("|u1", TOKENS, HIDDEN), tiles))
+    tiles = fake("|u1", TILES, HIDDEN // 64, 32, 4, 4)
+    out = (fake("|u1", ROWS, HIDDEN // 2), tiles, fake("<u2", ROWS))
+    ops.grouped_quantize_nvfp4_row_scaled(x, *slots, **gather, out=out)
+    gate_up, inner = fake("<u2", ROWS, 2 * MOE_DIM), fake("|u1", ROWS, MOE_DIM)
+    out = (inner, fake("|u1", TILES, MOE_DIM // 128, 32, 4, 4))
+    ops.fused_silu_quantize(gate_up, *slots, format="mxfp8", out=out)
+    ops.gated_activation(gate_up, out=fake("<u2", ROWS, MOE_DIM))
+    ops.gather_rows(x, order, divisor=TOP_K, out=fake("<u2", ROWS, HIDDEN))
+    logits = fake("<f4", TOKENS, EXPERTS)
+    ops.router_logits(x, fake("<u2", EXPERTS, HIDDEN), out=logits)
+    chosen = (fake("<i4", TOKENS, TOP_K), fake("<f4", TOKENS, TOP_K))
+    ops.route(logits, TOP_K, out=chosen)
+    groups = {"scoring": "sigmoid", "n_groups": 8, "topk_group": 4}
+    ops.route(logits, TOP_K, **groups, out=chosen)
+    rows = fake("<u2", ROWS, HIDDEN)
+    scales = fake("<f4", HIDDEN // 128, ROWS)
+    out = (fake("|u1", ROWS, HIDDEN), scales)
+    ops.quantize_dynamic_scaled_float8(rows, group_size_or_per_token=128, out=out)
+    out = (fake("|u1", ROWS, HIDDEN), fake("<f4", 1, ROWS))
+    ops.quantize_dynamic_scaled_float8(rows, out=out)
+    codes = fake("|u1", ROWS, HIDDEN)
+    ops.quantize_static_scaled_float8(rows, 2.0, out=codes)
+    scratch = {"workspace": fake("<f4", 1024)}
+    ops.quantize_tensor_dynamic_scaled_float8(rows, **scratch, out=(codes, fake("<f4", 1)))
+    assert_launchable(recorder, 15)
+
+
+def test_large_weights_are_legal(fake: Any, recorder: Recorder) -> None:
+    """P9: 256 experts of 7168 by 4096, and a million tokens' rows for them."""
+    starts, ids = fake("<u4", EXPERTS + 1), fake("<i4", EXPERTS)
+    n = 2 * MOE_DIM
+    scales = fake("|u1", EXPERTS, n, HIDDEN // 32)
+    tiles = fake("|u1", EXPERTS, n // 128, HIDDEN // 128, 32, 4, 4)
+    ops.block_scales_interleave(scales, 32, out=tiles)
+    packed, weight = fake("|u1", EXPERTS, n, HIDDEN // 2), fake("<u2", EXPERTS, n, HIDDEN)
+    ops.mxfp4_dequant(packed, scales, out=weight)
+    rows, y = fake("<u2", ROWS, HIDDEN), fake("<u2", ROWS, n)
+    ops.grouped_matmul_ragged(rows, weight, starts, ids, out=y)
+    ops.grouped_matmul_w4a16(rows, packed, tiles, starts, ids, out=y)
+    codes, a_tiles = fake("|u1", ROWS, HIDDEN), fake("|u1", TILES, HIDDEN // 128, 32, 4, 4)
+    operands = (codes, packed, a_tiles, tiles, starts, fake("<u4", EXPERTS), ids)
+    formats = {"format": "mxfp8", "weight_format": "mxfp4"}
+    ops.grouped_matmul_block_scaled(*operands, **formats, out=y)
+    out = (fake("|u1", ROWS, MOE_DIM), fake("|u1", TILES, MOE_DIM // 128, 32, 4, 4))
+    ops.grouped_matmul_blocked_swiglu(*operands, **formats, out=out)
+    e4m3 = fake("|u1", EXPERTS, n, HIDDEN)
+    blocks = (fake("<f4", HIDDEN // 128, ROWS), fake("<f4", EXPERTS, n // 128, HIDDEN // 128))
+    ops.grouped_dynamic_scaled_fp8_matmul(codes, e4m3, *blocks, starts, ids, out=y)
+    per_row = (fake("<f4", ROWS, 1), fake("<f4", EXPERTS, n, 1))
+    matmul = ops.grouped_rowwise_dynamic_scaled_fp8_matmul
+    matmul(codes, e4m3, *per_row, starts, ids, out=y)
+    batch, m = 65_535, 1000
+    a, b = fake("|u1", batch, m, 128), fake("|u1", batch, 64, 128)
+    scales = (fake("<f4", batch, 1, m), fake("<f4", batch, 1, 1))
+    ops.batched_dynamic_scaled_fp8_matmul(a, b, *scales, out=fake("<u2", batch, m, 64))
+    assert_launchable(recorder, 9)

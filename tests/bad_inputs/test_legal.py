@@ -1,4 +1,4 @@
-"""P8, P10: what looks odd but is legal is not refused, and the cheap level reads nothing."""
+"""P8, P10: what looks odd but is legal is not refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,83 +7,55 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nbmoe import arrays, layouts, ops, reference
-from tests.bad_inputs.case import Recorder, edit, put, remake
-from tests.bad_inputs.test_bad_call import ON_GPU, on_gpu
-from tests.bad_inputs.valid import EXPERTS, HIDDEN, ROWS, VALID, Arguments
+from nbmoe import layouts, ops
+from tests.bad_inputs import sizes
+from tests.bad_inputs.case import Recorder, both, edit, put, remake, without
+from tests.bad_inputs.common import input_names, is_optional
+from tests.bad_inputs.sizes import EXPERTS, HIDDEN, ROWS, TOKENS, Sizes
+from tests.bad_inputs.valid import LAUNCHES, VALID, Arguments, function, op_name, valid
 
-QUANTIZE = "grouped_quantize_dynamic_block_scaled"
-MATMUL = "grouped_matmul_block_scaled"
-SWIGLU = "grouped_matmul_blocked_swiglu"
+QUANTIZE = "grouped_quantize_dynamic_block_scaled:nvfp4"
+ROW_SCALED = "grouped_quantize_nvfp4_row_scaled"
+MATMUL = "grouped_matmul_block_scaled:nvfp4"
+SWIGLU = "grouped_matmul_blocked_swiglu:nvfp4"
+W4A8 = "grouped_matmul_block_scaled:mxfp8xmxfp4"
+FP8_MATMUL = "grouped_dynamic_scaled_fp8_matmul:float32"
+ROWWISE = "grouped_rowwise_dynamic_scaled_fp8_matmul:row"
+FP8_QUANTIZE = "quantize_dynamic_scaled_float8:float32"
+STATIC = "quantize_static_scaled_float8:bfloat16"
 NO_ROW = 2**32 - 1
+NAN_BITS = np.array(0x7FC0, np.uint16).view(ml_dtypes.bfloat16)
+
+WITHOUT_TOKENS = {"moe_create_indices", "quantize_tensor_dynamic_scaled_float8"} | {
+    f"block_scales_interleave:{fmt}" for fmt in ("nvfp4", "mxfp4")
+}
+"""Entries with something to compute even where there is no token."""
+SIZES = {
+    "T0": sizes.NO_TOKENS,
+    "T1": sizes.ONE_TOKEN,
+    "E1": sizes.ONE_EXPERT,
+    "K-one-block": sizes.ONE_BLOCK,
+    "full-tile": sizes.FULL_TILE,
+    "unowned-rows": sizes.UNOWNED_ROWS,
+}
 
 
-def both(*changes: Callable[[Arguments], Any]) -> Callable[[Arguments], None]:
-    """Changes one after the other."""
-
-    def change(arguments: Arguments) -> None:
-        for one in changes:
-            one(arguments)
-
-    return change
+@pytest.mark.parametrize("entry", tuple(VALID))
+@pytest.mark.parametrize("name", tuple(SIZES))
+def test_sizes(entry: str, name: str, recorder: Recorder) -> None:
+    """The reference computes it; for kernels it is its launches, or none where there is nothing."""
+    accepted(entry, valid(entry, SIZES[name]), valid(entry, SIZES[name]), recorder, SIZES[name])
 
 
-def no_rows(arguments: Arguments) -> None:
-    """No token at all."""
-    empty = {
-        "input": (0, HIDDEN),
-        "indices": (0,),
-        "a_row_scales": (0,),
-        "down": (0, HIDDEN),
-        "restore_token_order": (0,),
-        "logits": (0, EXPERTS),
-        "topk_ids": (0, 2),
-        "weights": (0, 2),
-    }
-    del arguments["out"]
-    if "hidden" in arguments:
-        arguments["hidden"] = arguments["hidden"][:0].copy()
-        arguments["a_scales"] = arguments["a_scales"][:0].copy()
-    for name, shape in empty.items():
-        if name in arguments:
-            arguments[name] = np.zeros(shape, arguments[name].dtype)
-    for name, value in arguments.items():
-        if name in ("row_offsets", "scales_offsets", "expert_start", "a_scale_offsets"):
-            arguments[name] = np.zeros_like(value)
-
-
-def one_expert(arguments: Arguments) -> None:
-    """E = S = 1; all rows are its."""
-    for name in (
-        "expert_ids",
-        "sf_tensor",
-        "weight",
-        "b_scales",
-        "expert_scales",
-        "c_input_scales",
-    ):
-        if name in arguments:
-            arguments[name] = arguments[name][:1].copy()
-    for name in ("row_offsets", "expert_start"):
-        if name in arguments:
-            arguments[name] = np.array([0, ROWS], np.uint32)
-    for name in ("scales_offsets", "a_scale_offsets"):
-        if name in arguments:
-            arguments[name] = np.zeros(1, np.uint32)
-    if "indices" in arguments:
-        del arguments["out"]
-
-
-def one_group(arguments: Arguments) -> None:
-    """K = 16, one block."""
-    del arguments["out"]
-    if "input" in arguments:
-        arguments["input"] = arguments["input"][:, :16].copy()
-    else:
-        arguments["hidden"] = arguments["hidden"][:, :8].copy()
-        arguments["weight"] = arguments["weight"][..., :8].copy()
-        arguments["a_scales"] = arguments["a_scales"][:, :1].copy()
-        arguments["b_scales"] = arguments["b_scales"][:, :, :1].copy()
+def accepted(
+    entry: str, first: Arguments, second: Arguments, recorder: Recorder, used: Sizes = sizes.NORMAL
+) -> None:
+    """Makes a call by the reference and by kernels that are not run."""
+    function(entry)(**first, backend="reference")
+    assert not recorder.launches
+    function(entry)(**second)
+    is_empty = used.tokens == 0 and entry not in WITHOUT_TOKENS
+    assert len(recorder.launches) == (0 if is_empty else LAUNCHES.get(op_name(entry), 1))
 
 
 def gap_in_tiles(name: str) -> Callable[[Arguments], None]:
@@ -92,107 +64,84 @@ def gap_in_tiles(name: str) -> Callable[[Arguments], None]:
 
 
 def bits(name: str) -> Callable[[Arguments], None]:
-    """bfloat16 as its bit patterns."""
-    return remake(name, lambda x: x.view(np.uint16))
+    """bfloat16 or float8 as its bit patterns."""
+    return remake(name, lambda x: x.view(f"u{x.dtype.itemsize}"))
 
 
-NAN_BITS = np.array(0x7FC0, np.uint16).view(ml_dtypes.bfloat16)
-LEGAL = [
-    *((api, "T0", no_rows) for api in VALID),
-    *((api, "E1", one_expert) for api in (QUANTIZE, MATMUL, SWIGLU)),
-    *((api, "K16", one_group) for api in (QUANTIZE, MATMUL, SWIGLU)),
-    *((api, "masked", edit("expert_ids", 2, -1)) for api in (QUANTIZE, MATMUL, SWIGLU)),
-    (QUANTIZE, "gap", gap_in_tiles("scales_offsets")),
+def entries_with(*names: str) -> list[str]:
+    """Entries that have all of these arguments."""
+    return [entry for entry in VALID if set(names) <= set(VALID[entry]())]
+
+
+GENERATED = [
+    *((e, "masked", edit("expert_ids", 2, -1)) for e in entries_with("expert_ids")),
+    *((e, "all-masked", edit("expert_ids", slice(None), -1)) for e in entries_with("expert_ids")),
+    *((e, "M19-0", put(estimated_total_m=0)) for e in entries_with("estimated_total_m")),
+    *((e, "M19-x10", put(estimated_total_m=10 * ROWS)) for e in entries_with("estimated_total_m")),
+    *((e, "M19-none", put(estimated_total_m=None)) for e in entries_with("estimated_total_m")),
+    *((e, "gap", gap_in_tiles("scales_offsets")) for e in entries_with("scales_offsets")),
+    *((e, "no-out", without("out")) for e in VALID),
+    *(
+        (e, f"no-{arg}", put(**{arg: None}))
+        for e in VALID
+        for arg in input_names(e)
+        if is_optional(e, arg)
+        # Without a gather, the input would need a row for each that is routed.
+        and arg != "indices"
+    ),
+    *(
+        (e, f"bits-{arg}", bits(arg))
+        for e in VALID
+        for arg in input_names(e)
+        if VALID[e]()[arg].dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e8m0fnu")
+        # The type of a tile's bytes is that of the result's.
+        and not e.startswith("block_scales_interleave")
+    ),
+]
+CHOSEN = [
     (MATMUL, "gap", gap_in_tiles("a_scale_offsets")),
     (MATMUL, "exact-tiles", remake("a_scales", lambda x: x[:3].copy())),
-    (MATMUL, "M19", put(estimated_total_m=0)),
-    (SWIGLU, "M19", put(estimated_total_m=10 * ROWS)),
-    (MATMUL, "no-row-scales", put(a_row_scales=None)),
-    (SWIGLU, "no-row-scales", put(a_row_scales=None)),
     (QUANTIZE, "nan", edit("input", 3, NAN_BITS)),
-    (QUANTIZE, "bits", bits("input")),
-    ("moe_finalize", "bits", bits("down")),
+    (QUANTIZE, "more-tiles", remake("out", lambda o: (o[0], np.concatenate([o[1], o[1]])))),
+    ("fused_silu_quantize:nvfp4", "nan", edit("gate_up", 3, NAN_BITS)),
+    ("mxfp4_dequant:bfloat16", "nan", edit("scales", 2, np.float32("nan"))),
     ("moe_finalize", "nan", both(edit("down", 3, NAN_BITS), edit("weights", 3, np.nan))),
     ("moe_finalize", "dropped", edit("restore_token_order", slice(0, 7), NO_ROW)),
+    ("gather_rows", "no-source", edit("order", slice(0, 7), NO_ROW)),
     ("moe_create_indices", "flat", remake("topk_ids", lambda x: x.reshape(-1))),
     ("moe_create_indices", "masked", edit("topk_ids", slice(0, 3), -1)),
     ("moe_create_indices", "none", edit("topk_ids", slice(None), -1)),
-    ("route", "nan", edit("logits", 3, np.nan)),
-    ("route", "all", put(top_k=EXPERTS, out=None)),
-    ("route", "inf", edit("logits", (3, 0), -np.inf)),
+    ("route:softmax", "nan", edit("logits", 3, np.nan)),
+    ("route:softmax", "all", put(top_k=EXPERTS, out=None)),
+    ("route:softmax", "inf", edit("logits", (3, 0), -np.inf)),
+    ("route:softmax", "parts", put(num_parts=2, bias=np.ones(2, np.float32))),
+    (FP8_MATMUL, "zero-scale", edit("b_scales", 1, 0)),
+    (FP8_MATMUL, "nan-padding", edit("a_scales", (slice(None), slice(ROWS, None)), np.nan)),
+    (ROWWISE, "row-of-scales", remake("a_scales", lambda x: x.reshape(1, -1).copy())),
+    (ROWWISE, "one-scale", remake("a_scales", lambda x: x[0].copy())),
+    (ROWWISE, "scale-an-expert", remake("b_scales", lambda x: x[:, :1].copy())),
+    (FP8_QUANTIZE, "rows", both(put(group_size_or_per_token=-1), without("out"))),
+    (FP8_QUANTIZE, "short-group", both(put(group_size_or_per_token=50), without("out"))),
+    (FP8_QUANTIZE, "wide-group", both(put(group_size_or_per_token=10**6), without("out"))),
+    (STATIC, "number", put(scale=np.float32(3))),
+    (STATIC, "int", put(scale=2, scale_is_inverted=False)),
+    (STATIC, "half", remake("x", lambda x: x.astype(np.float16))),
+    ("quantize_dynamic_block_scaled:mxfp4", "factor-1", put(tensor_sf=1.0)),
+    ("quantize_dynamic_block_scaled:nvfp4", "no-factor", put(tensor_sf=None)),
+    ("block_scales_interleave:nvfp4", "matrix", both(edit("scales", 0, 1), without("out"))),
+    *((MATMUL, f"{name}-by-dtype", put(**{name: None})) for name in ("format", "weight_format")),
+    *((W4A8, f"{name}-by-dtype", put(**{name: None})) for name in ("format", "weight_format")),
 ]
 
 
 @pytest.mark.parametrize(
-    ("api", "change"), [pytest.param(a, c, id=f"{a}-{i}") for a, i, c in LEGAL]
+    ("entry", "change"), [pytest.param(e, c, id=f"{e}-{i}") for e, i, c in GENERATED + CHOSEN]
 )
-def test_accepted(api: str, change: Callable[[Arguments], Any], recorder: Recorder) -> None:
-    """The reference computes it; for kernels it is one launch, or none where nothing is to do."""
-    arguments = VALID[api]()
-    change(arguments)
-    getattr(ops, api)(**arguments, backend="reference")
-    assert not recorder.launches
-    getattr(ops, api)(**arguments)
-    empty = change is no_rows and api != "moe_create_indices"
-    assert len(recorder.launches) == (0 if empty or api == "route" else 1)
-
-
-@pytest.mark.parametrize("api", tuple(VALID))
-def test_out_is_returned(api: str) -> None:
-    arguments = VALID[api]()
-    result = getattr(ops, api)(**arguments, backend="reference")
-    out = arguments["out"]
-    pairs = zip(result, out, strict=True) if isinstance(out, tuple) else ((result, out),)
-    assert all(r is o for r, o in pairs)
-
-
-@pytest.mark.parametrize("api", tuple(VALID))
-def test_valid_call_equals_the_reference(api: str) -> None:
-    """The op's reference backend is `nbmoe.reference`, with and without buffers."""
-    arguments = VALID[api]()
-    del arguments["out"]
-    got = getattr(ops, api)(**arguments, backend="reference")
-    expected = getattr(reference, api)(**arguments)
-    pairs = zip(got, expected, strict=True) if isinstance(got, tuple) else ((got, expected),)
-    for g, e in pairs:
-        assert g.dtype == e.dtype and g.shape == e.shape and g.tobytes() == e.tobytes()
-
-
-@pytest.mark.parametrize("api", ON_GPU)
-def test_gpu_call_reads_and_allocates_nothing(
-    api: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P12: with buffers given, a call on a GPU is one launch on addresses."""
-    monkeypatch.setattr("nbmoe.backend.problem", lambda name: None)
-    monkeypatch.setattr(arrays, "read", lambda array: pytest.fail("an element was read"))
-    monkeypatch.setattr(arrays, "empty", lambda *args: pytest.fail("memory was allocated"))
-    arguments = on_gpu(api)
-    getattr(ops, api)(**arguments, stream=77)
-    ((_, grid, args, stream),) = recorder.launches
-    assert stream == 77 and all(g > 0 for g in grid)
-    pointers = [value.pointer for value in arguments.values() if hasattr(value, "pointer")]
-    out = arguments["out"]
-    pointers += [o.pointer for o in out] if isinstance(out, tuple) else []
-    assert set(pointers) <= {a for a in args if isinstance(a, int)}
-
-
-def test_shapes_level_reads_nothing_on_the_host(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrays, "read", lambda array: pytest.fail("an element was read"))
-    for api in VALID:
-        getattr(ops, api)(**VALID[api](), validate="shapes")
-    assert len(recorder.launches) == len(ON_GPU)
-
-
-def test_levels_on_the_host(recorder: Recorder) -> None:
-    """NaN weights are data of a token, refused only when asked; a bad order always is."""
-    arguments = VALID["moe_finalize"]()
-    arguments["weights"][0] = np.nan
-    ops.moe_finalize(**arguments)
-    ops.moe_finalize(**arguments, validate="metadata")
-    with pytest.raises(ValueError, match="weights"):
-        ops.moe_finalize(**arguments, validate="full")
+def test_accepted(entry: str, change: Callable[[Arguments], Any], recorder: Recorder) -> None:
+    first, second = VALID[entry](), VALID[entry]()
+    change(first)
+    change(second)
+    accepted(entry, first, second, recorder)
 
 
 def test_padding_scales_are_not_judged() -> None:
@@ -205,3 +154,13 @@ def test_padding_scales_are_not_judged() -> None:
     clean = ops.grouped_matmul_block_scaled(**VALID[MATMUL](), backend="reference")
     spoilt = ops.grouped_matmul_block_scaled(**arguments, backend="reference")
     assert clean.tobytes() == spoilt.tobytes()
+
+
+def test_indices_may_be_left_away() -> None:
+    for entry in entries_with("indices"):
+        arguments = VALID[entry]()
+        del arguments["indices"], arguments["indices_divisor"], arguments["out"]
+        starts = arguments["row_offsets"]
+        starts[:] = np.minimum(starts, TOKENS)
+        arguments["scales_offsets"] = layouts.scales_offset(starts)
+        function(entry)(**arguments, backend="reference")
