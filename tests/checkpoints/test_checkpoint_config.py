@@ -23,24 +23,37 @@ def set_config(checkpoint, path, value):
     return checkpoint.write()
 
 
-def test_bf16_checkpoint_is_named_as_such(fixtures):
-    with pytest.raises(UnsupportedError, match=r"no quantization_config.*bf16"):
-        read_layer(fixtures / "tiny_ct_NVFP4_bf16")
+def test_no_quantization_config_is_bf16(editable):
+    checkpoint = editable("tiny_ct_NVFP4_bf16")
+    weights = read_layer(checkpoint.folder)
+    assert (weights.format, weights.gate_up_scales) == ("bf16", None)
+    key = "model.layers.0.mlp.experts.3.up_proj.weight"
+    checkpoint.tensors[key] = checkpoint.tensors[key].astype(np.float32)
+    with pytest.raises(DTypeError, match=r"expert 3, up_proj, .*expected BF16, got F32"):
+        read_layer(checkpoint.write())
+
+
+def test_experts_that_were_not_quantized_stay_bf16(editable, fixtures):
+    """A quantized model whose exporter was told to ignore this layer."""
+    checkpoint, original = editable("tiny_modelopt_nvfp4"), editable("tiny_ct_NVFP4_bf16")
+    checkpoint.config["moe_intermediate_size"] = 128
+    checkpoint.tensors = original.tensors
+    assert read_layer(checkpoint.write(), 1).format == "bf16"
 
 
 @pytest.mark.parametrize(
     ("name", "path", "value", "found"),
     [
-        ("tiny_modelopt_nvfp4", "quantization_config.quant_algo", "MXFP8", "'MXFP8'"),
-        ("tiny_modelopt_nvfp4", "quantization_config.quant_method", "mxfp4", "'mxfp4'"),
+        ("tiny_modelopt_nvfp4", "quantization_config.quant_algo", "W4A8_AWQ", "'W4A8_AWQ'"),
+        ("tiny_modelopt_nvfp4", "quantization_config.quant_method", "awq", "'awq'"),
         ("tiny_modelopt_nvfp4", "quantization_config.group_size", 32, "32"),
-        ("tiny_modelopt_nvfp4", "model_type", "gpt_oss", "gpt_oss"),
+        ("tiny_modelopt_nvfp4", "model_type", "qwen2_moe", "qwen2_moe"),
         ("tiny_modelopt_nvfp4", "hidden_act", "gelu", "gelu"),
         (
             "tiny_ct_NVFP4",
             "quantization_config.config_groups.group_0.format",
-            "float-quantized",
-            "'float-quantized'",
+            "int-quantized",
+            "'int-quantized'",
         ),
         (
             "tiny_ct_NVFP4",
@@ -76,14 +89,20 @@ def test_format_of_the_whole_config_serves_groups_without_one(editable):
     assert read_layer(set_config(checkpoint, path, None)).num_experts == 4
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8"])
+def test_old_modelopt_export_of_mx(editable, name):
+    checkpoint = editable(f"tiny_mo_{name.upper()}_DEFAULT_CFG")
+    assert read_layer(set_config(checkpoint, "quantization_config", None)).format == name
+
+
 def test_old_modelopt_export_with_hf_quant_config_only(editable):
     checkpoint = editable("tiny_modelopt_nvfp4")
     assert read_layer(set_config(checkpoint, "quantization_config", None)).num_experts == 4
     path = checkpoint.folder / "hf_quant_config.json"
     old = json.loads(path.read_text())
-    old["quantization"]["quant_algo"] = "FP8"
+    old["quantization"]["quant_algo"] = "INT4_AWQ"
     path.write_text(json.dumps(old))
-    with pytest.raises(UnsupportedError, match="'FP8'"):
+    with pytest.raises(UnsupportedError, match="'INT4_AWQ'"):
         read_layer(checkpoint.folder)
 
 
@@ -136,7 +155,7 @@ def test_default_is_the_first_moe_layer(editable):
 def test_no_moe_layer(editable):
     checkpoint = editable("tiny_ct_NVFP4")
     checkpoint.rename(".mlp.experts.", ".mlp.fused.")
-    with pytest.raises(ConfigError, match=r"experts\.0"):
+    with pytest.raises(ConfigError, match=r"tensors named model\.layers\.0\.mlp\.experts\."):
         read_layer(checkpoint.write())
 
 
@@ -207,5 +226,5 @@ def test_missing_router(editable):
 @pytest.mark.parametrize(("key", "size"), [("hidden_size", 120), ("moe_intermediate_size", 72)])
 def test_size_that_blocks_do_not_divide(editable, key, size):
     folder = set_config(editable("tiny_ct_NVFP4"), key, size)
-    with pytest.raises(ShapeError, match="block of 16"):
+    with pytest.raises(ShapeError, match=r"a multiple of 16, as nvfp4 demands, got \d+"):
         read_layer(folder)

@@ -4,14 +4,25 @@ import pytest
 
 from nbmoe.cli import doctor
 from nbmoe.gpus import Gpu
+from nbmoe_kernels.catalog import catalog
 
-OPERATIONS = (
+KERNELS = (
     "moe_create_indices",
-    "grouped_quantize_dynamic_block_scaled",
-    "grouped_matmul_blocked_swiglu",
-    "grouped_matmul_block_scaled",
+    "quantize_grouped_nvfp4",
+    "matmul_grouped_nvfp4",
+    "matmul_grouped_mxfp8_mxfp4",
+    "matmul_grouped_swiglu_mxfp4",
     "moe_finalize",
 )
+
+
+def test_kernels_are_the_catalogs():
+    """One line for all tile shapes and capacities of a kernel; none is left out."""
+    listed = doctor.kernel_capabilities()
+    assert set(KERNELS) <= set(listed)
+    for kernel in catalog():
+        assert any(kernel.name.startswith(name) for name in listed)
+    assert not any("sm80" in name for name in listed)
 
 
 @pytest.fixture
@@ -40,7 +51,7 @@ def test_without_a_gpu(nbmoe, machine):
     assert "none: no NVIDIA driver" in result.out
     assert "chosen here: emulate" in result.out
     assert row(result.out, "numpy")[0].startswith("2.")
-    for operation in OPERATIONS:
+    for operation in KERNELS:
         assert row(result.out, operation) == ["yes", "no"]  # emulate, cudasim
 
 
@@ -50,7 +61,7 @@ def test_kernels_on_two_gpus(nbmoe, machine):
     assert result.status == 0
     assert "chosen here: gpu" in result.out
     assert "0: NVIDIA H200, compute capability 9.0" in result.out
-    for operation in OPERATIONS:
+    for operation in KERNELS:
         assert row(result.out, operation) == ["yes", "needs", "8.0", "yes", "no"]
     assert "Tesla T4 has compute capability 7.5" in result.out.split("To mend")[1]
 

@@ -6,14 +6,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nbmoe.nn import MoEQuantized
+from nbmoe.checkpoints import read_layer
+from nbmoe.nn import make_layer
+from tests.checkpoints.synthetic import families
+from tests.cli.conftest import FIXTURES
 
-CHECKPOINTS = ["tiny_modelopt_nvfp4", "tiny_ct_NVFP4"]
+CHECKPOINTS = sorted(folder.name for folder in FIXTURES.iterdir() if folder.is_dir())
+FAMILIES = families()
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_prints_shapes_backend_times_and_error(nbmoe, fixtures, tmp_path, name, backend):
-    output = tmp_path / "y.npy"
+def test_prints_shapes_backend_times_and_error(nbmoe, fixtures, tmp_path, backend):
+    name, output = "tiny_modelopt_nvfp4", tmp_path / "y.npy"
     result = nbmoe(
         "run",
         fixtures / name,
@@ -29,8 +32,24 @@ def test_prints_shapes_backend_times_and_error(nbmoe, fixtures, tmp_path, name, 
     assert (result.status, result.err) == (0, "")
     for text in (f"{name}, layer 0", "hidden 128", "4, top 2", "16 x 128", backend, str(output)):
         assert text in result.out
-    for stage in ("route", "quantize", "gate_up + SwiGLU", "down", "combine", "relative error"):
+    for stage in ("route", "quantize", "gate_up + activation", "down", "combine", "relative error"):
         assert stage in result.out
+    for what in ("format      nvfp4 weights", "activation  silu", "strategy    NvMxf4f8Strategy"):
+        assert what in result.out
+    assert "shared" not in result.out
+
+
+def test_prints_what_is_special(nbmoe, tmp_path):
+    folders = {name: FAMILIES[name].write(tmp_path / name) for name in ("deepseek_v3", "gpt_oss")}
+    run = ("--tokens", 2, "--backend", "reference")
+    deepseek = nbmoe("run", folders["deepseek_v3"], *run).out
+    assert "sigmoid, weights scaled to sum 1, of 1 of 2 groups, chosen with a" in deepseek
+    assert "times 2.5" in deepseek and "shared      moe dim 192, fp8_block weights" in deepseek
+    assert "fp8_block weights, activations quantized in groups of 1 x 128 to fp8" in deepseek
+    gpt_oss = nbmoe("run", folders["gpt_oss"], *run).out
+    assert "4, top 2, softmax of the chosen" in gpt_oss
+    assert "mxfp4 weights with biases, activations are not quantized" in gpt_oss
+    assert "swigluoai (alpha 1.702, limit 7)" in gpt_oss
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -40,10 +59,29 @@ def test_output_is_the_layers(nbmoe, fixtures, tmp_path, name, backend):
     nbmoe("run", fixtures / name, *arguments, "--backend", backend)
     # The documented meaning of --seed, written out.
     x = np.random.default_rng(3).standard_normal((5, 128), np.float32).astype(ml_dtypes.bfloat16)
-    expected = MoEQuantized.from_checkpoint(fixtures / name, 1, backend="reference")(x)
+    expected = make_layer(read_layer(fixtures / name, 1), backend="reference")(x)
     y = np.load(output)
     assert (y.dtype, y.shape) == (np.float32, (5, 128))
     assert y.tobytes() == expected.astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_runs(nbmoe, tmp_path, family, backend):
+    folder, output = FAMILIES[family].write(tmp_path / family), tmp_path / "y.npy"
+    arguments = ("--tokens", 2, "--output", output, "--json", "--backend", backend)
+    result = nbmoe("run", folder, *arguments)
+    assert (result.status, result.err) == (0, "")
+    found = json.loads(result.out)
+    assert found["relative_error"] < 1e-2
+    assert (len(found["rows_per_expert"]), sum(found["rows_per_expert"])) == (4, 4)
+    assert (found["format"], found["activation_format"]) == (
+        FAMILIES[family].format,
+        FAMILIES[family].input_format,
+    )
+    assert found["unquantized_relative_error"] < 0.3
+    x = np.random.default_rng(0).standard_normal((2, 128), np.float32).astype(ml_dtypes.bfloat16)
+    expected = make_layer(read_layer(folder), backend="reference")(x)
+    assert np.load(output).tobytes() == expected.astype(np.float32).tobytes()
 
 
 def test_cudasim_writes_the_same_bytes(python_m_nbmoe, fixtures, tmp_path):
@@ -77,7 +115,9 @@ def test_json(nbmoe, fixtures, backend):
     assert sum(found["rows_per_expert"]) == 18
     assert found["relative_error"] < 1e-2
     assert 0 < found["unquantized_relative_error"] < 0.25
-    assert list(found["seconds"]) == ["route", "quantize", "gate_up + SwiGLU", "down", "combine"]
+    stages = ["route", "quantize", "gate_up + activation", "down", "combine"]
+    assert list(found["seconds"]) == stages
+    assert (found["format"], found["activation"], found["shared_moe_dim"]) == ("nvfp4", "silu", 0)
 
 
 def test_no_tokens(nbmoe, fixtures, tmp_path, backend):
@@ -98,7 +138,6 @@ def one_line(result):
 def test_errors_are_one_line(nbmoe, fixtures, tmp_path):
     run = ("run", fixtures / "tiny_ct_NVFP4", "--backend", "reference")
     assert "config.json" in one_line(nbmoe("run", tmp_path / "absent"))
-    assert "bf16 model" in one_line(nbmoe("run", fixtures / "tiny_ct_NVFP4_bf16"))
     assert "MoE layers 0, 1" in one_line(nbmoe(*run, "--layer", 4))
     assert "absent.npy" in one_line(nbmoe(*run, "--input", tmp_path / "absent.npy"))
     assert "no folder" in one_line(nbmoe(*run, "--output", tmp_path / "absent" / "y.npy"))
@@ -170,7 +209,7 @@ def test_emulation_errors_are_one_line_too(nbmoe, fixtures, monkeypatch):
     def refuse(*_, **__):
         raise emulate.UnsupportedPlatform("no context switch for this machine")
 
-    monkeypatch.setattr("nbmoe.nn.MoEQuantized.trace", refuse)
+    monkeypatch.setattr("nbmoe.nn.MoELayer.trace", refuse)
     result = nbmoe("run", fixtures / "tiny_ct_NVFP4", "--backend", "reference")
     assert result.status == 2
     assert result.err == "nbmoe run: no context switch for this machine\n"

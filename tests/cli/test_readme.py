@@ -51,10 +51,43 @@ def test_links_lead_to_files(root, page):
         assert (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", ["checkpoints", "cli"])
+def test_commands_run_as_pasted(root, page, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    text = (root / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    commands = [
+        shlex.split(line)
+        for block in blocks(text, "bash")
+        for line in block.splitlines()
+        if line.startswith("python -m nbmoe")
+    ]
+    assert commands
+    for command in commands:
+        assert main(command[3:]) == 0
+    capsys.readouterr()
+
+
+def test_shown_output_is_printed(root, capsys):
+    """The lines about a layer in docs/cli.md are those of the fixture that they name."""
+    shown = re.search(
+        r"^    layer {7}(?P<name>\w+), .*(\n    .*)+",
+        (root / "docs" / "cli.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert shown is not None
+    folder = root / "tests" / "fixtures" / shown.group("name")
+    assert main(["run", str(folder), "--tokens", "1", "--backend", "reference"]) == 0
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for line in shown.group().splitlines():
+        assert line.strip() in printed
+
+
 def test_documented_options_exist(root, capsys):
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    usage = capsys.readouterr().out
+    usage = ""
+    for command in ("run", "demo"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        usage += capsys.readouterr().out
     for option in re.findall(
         r"`(--[a-z]+)", (root / "docs" / "cli.md").read_text(encoding="utf-8")
     ):

@@ -8,6 +8,7 @@ import pytest
 import safetensors
 
 from nbmoe.checkpoints import read_layer
+from nbmoe.checkpoints.router import Router
 from nbmoe.errors import ArgTypeError, ConfigError, DTypeError, ShapeError
 from nbmoe.nn import MoEQuantized, random_tokens, random_weights
 from nbmoe.nn.comparison import compare_with_float64
@@ -23,10 +24,10 @@ def bytes_of(array):
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_error_against_float64(fixtures, name, number, backend):
+def test_error_against_float64(fixtures, name, number, fast_backend):
     weights = read_layer(fixtures / name, number)
     x = random_tokens(16, weights.hidden_size, seed=0)
-    trace = MoEQuantized(weights, backend=backend).trace(x)
+    trace = MoEQuantized(weights, backend=fast_backend).trace(x)
     errors = compare_with_float64(weights, x, trace)
     assert errors.arithmetic < 1e-2
     assert 0.07 < errors.inner < 0.11  # what NVFP4 costs one activation tensor
@@ -56,8 +57,8 @@ def bf16_original_layer(folder, x):
     return out
 
 
-def test_error_against_the_bf16_original(fixtures, backend):
-    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_ct_NVFP4", backend=backend)
+def test_error_against_the_bf16_original(fixtures, fast_backend):
+    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_ct_NVFP4", backend=fast_backend)
     x = random_tokens(32, 128, seed=3)
     exact = bf16_original_layer(fixtures / "tiny_ct_NVFP4_bf16", x.astype(np.float64))
     error = np.linalg.norm(layer(x).astype(np.float64) - exact) / np.linalg.norm(exact)
@@ -67,18 +68,22 @@ def test_error_against_the_bf16_original(fixtures, backend):
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_backends_agree(fixtures, name, backend):
-    x = random_tokens(33, 128, seed=4)
+    tokens = 5 if backend == "cudasim" else 33  # it takes seconds
+    x = random_tokens(tokens, 128, seed=4)
     expected = MoEQuantized.from_checkpoint(fixtures / name, backend="reference").trace(x)
     found = MoEQuantized.from_checkpoint(fixtures / name, backend=backend).trace(x)
     for field in dataclasses.fields(found):
-        if field.name in ("seconds", "hidden_scales", "inner_scales"):
-            continue  # scale tiles behind the last used one are nobody's
         left, right = getattr(found, field.name), getattr(expected, field.name)
+        if field.name == "seconds":
+            continue
+        if left is None or right is None:
+            assert left is right, field.name
+            continue
         assert left.tobytes() == right.tobytes(), field.name
 
 
-def test_numbers_of_tokens(fixtures, backend):
-    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_modelopt_nvfp4", backend=backend)
+def test_numbers_of_tokens(fixtures, fast_backend):
+    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_modelopt_nvfp4", backend=fast_backend)
     x = random_tokens(129, 128, seed=6)
     most = layer(x)
     for tokens in (0, 1, 2, 127, 128):
@@ -88,8 +93,8 @@ def test_numbers_of_tokens(fixtures, backend):
         assert bytes_of(y) == bytes_of(most[:tokens])
 
 
-def test_nan_stays_in_its_row(fixtures, backend):
-    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_ct_NVFP4", backend=backend)
+def test_nan_stays_in_its_row(fixtures, fast_backend):
+    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_ct_NVFP4", backend=fast_backend)
     x = random_tokens(9, 128, seed=7)
     clean = layer(x)
     x[4] = np.nan
@@ -99,23 +104,23 @@ def test_nan_stays_in_its_row(fixtures, backend):
     assert bytes_of(y[keep]) == bytes_of(clean[keep])
 
 
-def test_all_tokens_on_one_expert(fixtures, backend):
+def test_all_tokens_on_one_expert(fixtures, fast_backend):
     weights = read_layer(fixtures / "tiny_ct_NVFP4")
-    router = np.zeros_like(weights.router)
-    router[2, 0] = 100
-    one = dataclasses.replace(weights, router=router, top_k=1)
+    gate = np.zeros_like(weights.router.weight)
+    gate[2, 0] = 100
+    one = dataclasses.replace(weights, router=Router(weight=gate, top_k=1))
     x = random_tokens(130, 128, seed=8)
     x[:, 0] = 1
-    trace = MoEQuantized(one, backend=backend).trace(x)
+    trace = MoEQuantized(one, backend=fast_backend).trace(x)
     assert trace.expert_start_indices.tolist() == [0, 0, 0, 130, 130]
     assert compare_with_float64(one, x, trace).arithmetic < 1e-2
 
 
 @pytest.mark.parametrize(("hidden", "moe"), [(80, 48), (704, 16), (16, 176)])
-def test_sizes_that_64_does_not_divide(hidden, moe, backend):
+def test_sizes_that_64_does_not_divide(hidden, moe, fast_backend):
     weights = random_weights(num_experts=5, hidden_size=hidden, moe_dim=moe, top_k=3, seed=hidden)
     x = random_tokens(21, hidden, seed=9)
-    trace = MoEQuantized(weights, backend=backend).trace(x)
+    trace = MoEQuantized(weights, backend=fast_backend).trace(x)
     errors = compare_with_float64(weights, x, trace)
     assert errors.arithmetic < 1e-2
     assert errors.inner < 0.2
@@ -126,21 +131,22 @@ def test_routing_weights_are_the_configs(fixtures):
     x = random_tokens(5, 128, seed=10)
     sums = {}
     for renormalize in (True, False):
-        layer = dataclasses.replace(weights, renormalize=renormalize)
+        router = dataclasses.replace(weights.router, renormalize=renormalize)
+        layer = dataclasses.replace(weights, router=router)
         trace = MoEQuantized(layer, backend="reference").trace(x)
         sums[renormalize] = trace.topk_weights.sum(axis=1)
     assert np.allclose(sums[True], 1, atol=1e-6)
     assert (sums[False] < 0.99).all()
 
 
-def test_uint16_bit_patterns_are_bf16(fixtures, backend):
-    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_ct_NVFP4", backend=backend)
+def test_uint16_bit_patterns_are_bf16(fixtures, fast_backend):
+    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_ct_NVFP4", backend=fast_backend)
     x = random_tokens(3, 128, seed=11)
     assert bytes_of(layer(x.view(np.uint16))) == bytes_of(layer(x))
 
 
-def test_trace_is_the_call(fixtures, backend):
-    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_ct_NVFP4", backend=backend)
+def test_trace_is_the_call(fixtures, fast_backend):
+    layer = MoEQuantized.from_checkpoint(fixtures / "tiny_ct_NVFP4", backend=fast_backend)
     x = random_tokens(6, 128, seed=12)
     seen = []
     trace = layer.trace(x, on_stage=seen.append)

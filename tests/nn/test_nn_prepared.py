@@ -8,6 +8,7 @@ import pytest
 from nbmoe.checkpoints import read_layer
 from nbmoe.errors import ScaleError
 from nbmoe.nn.prepared import prepare_experts
+from tests.nn.weights import random_stack
 
 
 @pytest.fixture(params=["tiny_modelopt_nvfp4", "tiny_ct_NVFP4"])
@@ -56,7 +57,11 @@ def test_one_input_scale_for_gate_up_and_one_an_expert_for_down(weights):
     assert np.array_equal(prepared.down_inverse_input_scales, np.float32(1) / down_input)
     assert np.array_equal(prepared.down_expert_scales, weights.down_weight_scale * down_input)
     for field in dataclasses.fields(prepared):
-        assert getattr(prepared, field.name).dtype in (np.uint8, np.float32), field.name
+        array = getattr(prepared, field.name)
+        if field.name.endswith("bias"):
+            assert array is None
+        else:
+            assert array.dtype in (np.uint8, np.float32), field.name
 
 
 def test_product_of_scales_that_underflows_is_refused(weights):
@@ -65,3 +70,16 @@ def test_product_of_scales_that_underflows_is_refused(weights):
     broken = dataclasses.replace(weights, down_weight_scale=scales)
     with pytest.raises(ScaleError, match="expert 3, down: weight scale x input scale"):
         prepare_experts(broken)
+
+
+def test_biases_are_permuted_with_the_rows():
+    stack = random_stack(0, "mxfp8", moe=32, biased=True)
+    prepared = prepare_experts(stack)
+    assert np.array_equal(prepared.gate_up_bias[:, ::2], stack.gate_up_bias[:, :32])
+    assert np.array_equal(prepared.gate_up_bias[:, 1::2], stack.gate_up_bias[:, 32:])
+    assert np.array_equal(prepared.down_bias, stack.down_bias)
+    assert prepared.gate_up_expert_scales is prepared.down_inverse_input_scales is None
+    plain = prepare_experts(stack, permute=False)
+    assert np.array_equal(plain.gate_up_bias, stack.gate_up_bias)
+    assert np.array_equal(plain.gate_up, stack.gate_up)
+    assert np.array_equal(prepared.gate_up[:, ::2], stack.gate_up[:, :32])
