@@ -93,41 +93,54 @@ def _make_copy_scales(operand: Operand, rows_in_block: int, config: MatmulConfig
 def make_copy_operand(
     operand: Operand, rows_in_block: int, codes_at: int, scales_at: int, config: MatmulConfig
 ) -> Callable[..., Any]:
-    """The device function that copies a stage of one operand to where the config wants it."""
+    """The device function that copies a stage of one operand to where the config wants it.
+
+    It takes ``(smem, stage_at, stage, k, rows, codes, first_row, scales, scale_tile,
+    row_in_tile)``: ``rows`` rows of codes from ``first_row`` on, and their scales, of scale tile
+    ``scale_tile`` from row ``row_in_tile`` on.
+    """
     stage_blocks = config.stage_blocks
     # A row's bytes are k * factor / 2.
     factor = operand.block_bytes // 32
     stage_bytes = stage_blocks * operand.block_bytes
-    scale_words = operand.scale_words(stage_blocks)
-    tile_k, k_up = 4 * operand.scale_block, 4 * operand.scale_block - 1
     copy_codes = _make_copy_codes(operand, rows_in_block, config)
-    copy_scales = _make_copy_scales(operand, rows_in_block, config)
 
     @device_function
-    def copy_operand(
+    def copy_plain(
         smem, stage_at, stage, k, rows, codes, first_row, scales, scale_tile, row_in_tile
     ):
-        """Copy ``rows`` rows of codes from ``first_row`` on and their scales, of scale tile
-        ``scale_tile`` from row ``row_in_tile`` on."""
         row_bytes = np.uint32(np.uint32(k >> np.uint32(1)) * np.uint32(factor))
         first_byte = np.uint64(first_row) * np.uint64(row_bytes)
         k_byte = np.uint32(stage * np.uint32(stage_bytes))
         at = np.uint32(stage_at + np.uint32(codes_at))
         copy_codes(smem, at, codes, first_byte, rows, row_bytes, k_byte)
-        if scale_words:
-            k_tiles = np.uint32(np.uint32(k + np.uint32(k_up)) // np.uint32(tile_k))
-            copy_scales(
-                smem,
-                np.uint32(stage_at + np.uint32(scales_at)),
-                scales,
-                np.uint64(scale_tile) * np.uint64(k_tiles) * np.uint64(512),
-                row_in_tile,
-                rows,
-                k_tiles,
-                np.uint32(stage * np.uint32(scale_words)),
-            )
 
-    return copy_operand
+    if not operand.scale_block:
+        return copy_plain
+    scale_words = operand.scale_words(stage_blocks)
+    tile_k, k_up = 4 * operand.scale_block, 4 * operand.scale_block - 1
+    copy_scales = _make_copy_scales(operand, rows_in_block, config)
+
+    @device_function
+    def copy_scaled(
+        smem, stage_at, stage, k, rows, codes, first_row, scales, scale_tile, row_in_tile
+    ):
+        copy_plain(
+            smem, stage_at, stage, k, rows, codes, first_row, scales, scale_tile, row_in_tile
+        )
+        k_tiles = np.uint32(np.uint32(k + np.uint32(k_up)) // np.uint32(tile_k))
+        copy_scales(
+            smem,
+            np.uint32(stage_at + np.uint32(scales_at)),
+            scales,
+            np.uint64(scale_tile) * np.uint64(k_tiles) * np.uint64(512),
+            row_in_tile,
+            rows,
+            k_tiles,
+            np.uint32(stage * np.uint32(scale_words)),
+        )
+
+    return copy_scaled
 
 
 def _make_fetch_row(operand: Operand, rows_in_block: int, codes_at: int, scales_at: int) -> Any:

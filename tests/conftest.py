@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from nbmoe import arrays
 from nbmoe import backend as backends
 from nbmoe.arrays import to_backend, to_numpy
 from nbmoe.reference import RoutingIndices
@@ -64,9 +65,26 @@ def kernel_backends() -> list[Any]:
 
 
 @pytest.fixture(params=kernel_backends())
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """The kernels on each backend that can run them here."""
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """The kernels on each backend that can run them here.
+
+    What no kernel writes is 0 in results that an operation allocates on the host, and undefined on
+    a GPU. Here it is 0 there too, so that whole results can be compared; tests with poisoned
+    buffers hold kernels to what they may write.
+    """
+    if request.param == "gpu":
+        monkeypatch.setattr(arrays, "empty", _zeroed(arrays.empty))
     return Kernels(request.param)
+
+
+def _zeroed(empty: Any) -> Any:
+    def make(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        array = empty(like, shape, dtype)
+        if hasattr(array, "copy_to_device") and array.size:
+            array.copy_to_device(np.zeros(array.shape, array.dtype))
+        return array
+
+    return make
 
 
 @pytest.fixture(autouse=True)

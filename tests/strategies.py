@@ -30,6 +30,9 @@ MX_WIDTHS = (32, 96, 128, 160, 288)
 MANY = 17 if simulator_enabled() else 129
 """Rows of a large slot: one more than a scale tile, or than a fragment where Python interprets."""
 
+MOST = 40 if simulator_enabled() else 300
+"""Rows of all slots of a drawn problem, where a test multiplies them."""
+
 VALUES = ("gauss", "ties", "zeros", "heavy", "nan rows", "tiny", "infinite")
 ROUTINGS = ("uniform", "one expert", "zipf", "empty tail", "masked", "all masked")
 

@@ -90,6 +90,9 @@ def build_experts(
         if fp8.granularity != _GRANULARITIES[stack.format]:
             rule = f"scales a {_GRANULARITIES[stack.format]}, as the weights have"
             raise ConfigError(message(api, "quant_config", rule, f"scales a {fp8.granularity}"))
+        if fp8.scales_type != "float32":
+            rule = "float32 scales, as the weights have"
+            raise ConfigError(message(api, "quant_config", rule, f"{fp8.scales_type} scales"))
         product = Fp8Product(stack, put, fp8)
     elif pair[1] == "bf16" and stack.format in _UNQUANTIZED:
         product = _UNQUANTIZED[stack.format](stack, put)

@@ -5,16 +5,14 @@ takes reading.
 """
 
 from nbmoe.validate.call import LEVELS, Call
-from nbmoe.validate.elements import BF16, CODES, F32, I32, ROW_SCALES, SCALES, U32, Elements
+from nbmoe.validate.elements import BF16, F32, I32, ROW_SCALES, U32, Elements
 
 __all__ = [
     "BF16",
-    "CODES",
     "F32",
     "I32",
     "LEVELS",
     "ROW_SCALES",
-    "SCALES",
     "U32",
     "Call",
     "Elements",

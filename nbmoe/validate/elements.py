@@ -26,12 +26,15 @@ class Elements:
         """The element type that outputs are allocated with."""
         return self.names[0]
 
+    @property
+    def are_bytes(self) -> bool:
+        """Whether they are codes or scale bytes, which no conversion of values gives."""
+        return "uint8" in self.names
+
     def __str__(self) -> str:
         return f"{self.storage} ({self.meaning})" if self.meaning else self.storage
 
 
-CODES = Elements(("uint8",), "packed e2m1 codes", 16)
-SCALES = Elements(("uint8", "float8_e4m3fn"), "e4m3 scale bytes", 16)
 BF16 = Elements(("bfloat16", "uint16"), "or its bit patterns in uint16", 16)
 BLOCK_CODES = Elements(
     ("uint8", "float8_e4m3fn", "float4_e2m1fn_x2"), "codes of a block format", 16
@@ -69,7 +72,8 @@ def dtype_hint(expected: Elements, got: str) -> str:
         return "reinterpret with .view('int32'), in which -1 masks a slot"
     if expected is BF16 and got == "uint8":
         return "this looks quantized already: dequantize it first"
-    numbers = ("float", "bfloat", "int", "uint")
-    if expected not in (CODES, SCALES) and got.startswith(numbers):
+    if got.startswith(("float", "bfloat", "int", "uint")):
+        if expected.are_bytes:
+            return "values have to be quantized, not converted"
         return f"convert with .astype('{expected.storage}')"
     return ""

@@ -144,7 +144,9 @@ def _cases(entry: str, arg: str, x: Any) -> Iterator[Case]:
     yield case(
         "C3-date", lambda x: np.zeros(x.shape, dates), DTypeError, "datetime64", type_name(x)
     )
-    yield case("C4", lambda x: x.astype(np.float64), DTypeError, "float64", type_name(x))
+    hint = "quantized, not converted" if x.dtype.itemsize == 1 else "astype"
+    says = f"{type_name(x)}.*{hint}"
+    yield case("C4", lambda x: x.astype(np.float64), DTypeError, "float64", says)
     if x.dtype.itemsize == 1:
         yield case("C5", lambda x: x.view(np.int8), DTypeError, "int8", r"\.view\('uint8'\)")
     else:

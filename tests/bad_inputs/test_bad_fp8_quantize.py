@@ -108,6 +108,9 @@ def group_cases(scales_type: str) -> Iterator[Case]:
     arg = "amax_floor"
     says = "0 unless scales are float8_e8m0fnu and row_offsets is None"
     yield Case("floor", put(amax_floor=1.0), ConfigError, arg, r"1\.0", says)
+    if scales_type != "float8_e8m0fnu":
+        alone = put(amax_floor=1.0, row_offsets=None)
+        yield Case("floor-type", alone, ConfigError, arg, r"1\.0", says)
     for value in (-1.0, NAN, INF, 1e39):
         got = str(value).replace("+", r"\+")
         yield Case(f"floor-{value}", put(amax_floor=value), RangeError, arg, got, ">= 0")

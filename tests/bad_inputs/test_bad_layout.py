@@ -40,7 +40,7 @@ def interleave_cases(fmt: BlockFormat) -> Iterator[Case]:
     """Blocks and scales that do not go together, and buffers of another size."""
     yield Case("Q1", put(sf_vector_size=0), RangeError, SIZE, "0")
     yield Case("Q2", put(sf_vector_size=-16), RangeError, SIZE, "-16")
-    for size in (24, 64, 128):
+    for size in (1, 24, 64, 128):
         says = "e4m3 scales.*e8m0 scales"
         yield Case(f"Q3-{size}", put(sf_vector_size=size), UnsupportedError, SIZE, str(size), says)
     yield Case("Q6", put(sf_vector_size=16.0), ArgTypeError, SIZE, r"float 16\.0")

@@ -76,6 +76,7 @@ def naming_cases(fmt: BlockFormat) -> Iterator[Case]:
     yield Case("Q1", put(sf_vector_size=0), RangeError, SIZE, "0")
     yield Case("Q2", put(sf_vector_size=-16), RangeError, SIZE, "-16")
     yield Case("Q3", put(sf_vector_size=24), UnsupportedError, SIZE, "24", r"16 \(NVFP4\) or 32")
+    yield Case("Q3-1", put(sf_vector_size=1), UnsupportedError, SIZE, "1", r"16 \(NVFP4\) or 32")
     says = "quantize_dynamic_scaled_float8"
     yield Case("Q3-fp8", put(sf_vector_size=128), UnsupportedError, SIZE, "128", says)
     yield Case("Q6", put(sf_vector_size=float(fmt.block)), ArgTypeError, SIZE, r"float \d+\.0")

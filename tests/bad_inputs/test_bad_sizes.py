@@ -8,7 +8,8 @@ import pytest
 
 from nbmoe import backend, layouts, ops
 from nbmoe.errors import RangeError
-from nbmoe.validate import CODES, F32, Call
+from nbmoe.validate import F32, Call
+from nbmoe.validate.elements import FP8
 from tests.bad_inputs.case import FakeDeviceArray, Recorder
 
 LARGEST = 2**31 - 1
@@ -16,16 +17,16 @@ LARGEST = 2**31 - 1
 
 def test_largest_axis_is_legal() -> None:
     call = Call("api", None)
-    assert call.array("x", FakeDeviceArray((LARGEST, 1), "|u1"), CODES, "(M, K)").size == LARGEST
+    assert call.array("x", FakeDeviceArray((LARGEST, 1), "|u1"), FP8, "(M, K)").size == LARGEST
     with pytest.raises(RangeError, match=r"api\(\): x: expected axes of at most 2147483647, got"):
-        call.array("x", FakeDeviceArray((LARGEST + 1, 1), "|u1"), CODES, "(M, K)")
+        call.array("x", FakeDeviceArray((LARGEST + 1, 1), "|u1"), FP8, "(M, K)")
 
 
 def test_largest_array_is_legal() -> None:
     factors = (454_279, 649_657, 31_252_369)
     assert factors[0] * factors[1] * factors[2] == 2**63 - 1
     call = Call("api", None)
-    assert call.array("x", FakeDeviceArray(factors, "|u1"), CODES, "(E, N, K)").nbytes == 2**63 - 1
+    assert call.array("x", FakeDeviceArray(factors, "|u1"), FP8, "(E, N, K)").nbytes == 2**63 - 1
     with pytest.raises(RangeError, match=r"api\(\): x: expected at most 9223372036854775807 bytes"):
         call.array("x", FakeDeviceArray((2**30, 2**31 - 1, 2), "<f4"), F32, "(E, N, K)")
 
@@ -34,7 +35,7 @@ def test_byte_counts_do_not_wrap() -> None:
     call = Call("api", None)
     shape = (LARGEST, LARGEST, LARGEST)
     with pytest.raises(RangeError, match="bytes, got shape"):
-        call.array("x", FakeDeviceArray(shape, "|u1"), CODES, "(E, N, K)")
+        call.array("x", FakeDeviceArray(shape, "|u1"), FP8, "(E, N, K)")
 
 
 def of(shape: tuple[int, ...], typestr: str, at: Iterator[int]) -> FakeDeviceArray:

@@ -72,8 +72,8 @@ def ids_cases(entry: str) -> Iterator[Case]:
     yield Case("G12", cast(arg, np.uint32), DTypeError, arg, "uint32", "-1 masks")
     yield Case("G12-i64", cast(arg, np.int64), DTypeError, arg, "int64", "int32")
     yield Case("G9", edit(arg, 2, -2), RoutingError, arg, r"expert_ids\[2\] = -2", "-1 or ids")
-    got = r"expert_ids\[0\] = expert_ids\[3\] = 0"
-    yield Case("G10", edit(arg, 3, 0), RoutingError, arg, got, "one slot")
+    got = r"expert_ids\[2\] = expert_ids\[3\] = 2"
+    yield Case("G10", edit(arg, 3, 2), RoutingError, arg, got, "one slot")
     if {"sf_tensor", "weight"} & set(VALID[entry]()):
         got = r"expert_ids\[1\] = 4"
         yield Case("G8", edit(arg, 1, EXPERTS), RoutingError, arg, got, "below 4, the experts of")

@@ -355,6 +355,10 @@ def tiles_cases(method: Method) -> Iterator[Case]:
         fake = remake(arg, FakeDeviceArray.of)
         on_cpu = both(fake, put(device="cpu"))
         yield Case(f"C18-{arg}", on_cpu, DeviceError, arg, "GPU 0", "move them first")
+    for device in ("cuda:1", 1):
+        on_gpu = both(remake("gate_up", FakeDeviceArray.of), put(device=device))
+        says = "scales on cuda:1"
+        yield Case(f"L16-gpu-{device}", on_gpu, DeviceError, "gate_up", "some on GPU 0", says)
     yield Case("L1", shorter("down"), ShapeError, "down", "of 3", "scales of 4 experts")
     for device in ("tpu", "cuda:x", 1.5):
         got = f"'{device}'" if isinstance(device, str) else str(device)

@@ -82,7 +82,8 @@ def test_refused(method: Method, case: Case, recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_valid(method: Method, recorder: Recorder) -> None:
-    """What is spoilt was right."""
-    method.bound()(**method.build())
+@pytest.mark.parametrize("level", [None, "shapes", "full"])
+def test_valid(method: Method, level: str | None, recorder: Recorder) -> None:
+    """What is spoilt was right, at every level."""
+    method.bound()(**method.build(), validate=level)
     assert recorder.launches

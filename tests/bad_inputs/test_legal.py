@@ -22,6 +22,7 @@ W4A8 = "grouped_matmul_block_scaled:mxfp8xmxfp4"
 FP8_MATMUL = "grouped_dynamic_scaled_fp8_matmul:float32"
 ROWWISE = "grouped_rowwise_dynamic_scaled_fp8_matmul:row"
 FP8_QUANTIZE = "quantize_dynamic_scaled_float8:float32"
+E8M0_QUANTIZE = "quantize_dynamic_scaled_float8:float8_e8m0fnu"
 STATIC = "quantize_static_scaled_float8:bfloat16"
 NO_ROW = 2**32 - 1
 NAN_BITS = np.array(0x7FC0, np.uint16).view(ml_dtypes.bfloat16)
@@ -66,6 +67,12 @@ def gap_in_tiles(name: str) -> Callable[[Arguments], None]:
 def bits(name: str) -> Callable[[Arguments], None]:
     """bfloat16 or float8 as its bit patterns."""
     return remake(name, lambda x: x.view(f"u{x.dtype.itemsize}"))
+
+
+def many_experts(arguments: Arguments) -> None:
+    """As many as the kernels have room for."""
+    arguments["logits"] = np.zeros((TOKENS, 1024), np.float32)
+    arguments["bias"] = np.zeros(1024, np.float32)
 
 
 def entries_with(*names: str) -> list[str]:
@@ -123,6 +130,11 @@ CHOSEN = [
     (FP8_QUANTIZE, "rows", both(put(group_size_or_per_token=-1), without("out"))),
     (FP8_QUANTIZE, "short-group", both(put(group_size_or_per_token=50), without("out"))),
     (FP8_QUANTIZE, "wide-group", both(put(group_size_or_per_token=10**6), without("out"))),
+    (FP8_QUANTIZE, "largest-bound", put(scale_ub=float(np.finfo(np.float32).max))),
+    (FP8_QUANTIZE, "smallest-bound", put(scale_ub=2.0**-100)),
+    (E8M0_QUANTIZE, "floor", put(amax_floor=1e-4, row_offsets=None)),
+    ("route:softmax", "E1024", many_experts),
+    ("moe_create_indices", "E1024", put(num_experts=1024, out=None)),
     (STATIC, "number", put(scale=np.float32(3))),
     (STATIC, "int", put(scale=2, scale_is_inverted=False)),
     (STATIC, "half", remake("x", lambda x: x.astype(np.float16))),

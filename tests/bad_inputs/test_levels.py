@@ -62,6 +62,13 @@ def test_shapes_level_reads_nothing_on_the_host(
     assert len(recorder.launches) == LAUNCHES.get(op_name(entry), 1)
 
 
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("level", ["metadata", "full"])
+def test_every_level_accepts_a_valid_call(entry: str, level: str, recorder: Recorder) -> None:
+    function(entry)(**VALID[entry](), validate=level)
+    assert len(recorder.launches) == LAUNCHES.get(op_name(entry), 1)
+
+
 def test_levels_on_the_host(recorder: Recorder) -> None:
     """NaN weights are data of a token, refused only when asked; a bad order always is."""
     arguments = VALID["moe_finalize"]()

@@ -117,6 +117,13 @@ REFUSED = [
         ConfigError,
         "quant_config",
     ),
+    (
+        MoEQuantized,
+        random_layer(0, "fp8_block"),
+        {"quant_config": QuantConfig.blockscaled_fp8(scale_dtype="bfloat16")},
+        ConfigError,
+        "quant_config",
+    ),
 ]
 
 

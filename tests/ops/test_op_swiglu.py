@@ -18,7 +18,7 @@ from nbmoe.reference.quantize import quantize_blocks
 from nbmoe_kernels import heuristics
 from tests.ops.compare import assert_equals_reference, assert_same
 from tests.ops.operands import PAIR_NAMES, Product, make_product, width_for
-from tests.strategies import MANY, Slots, factors, seeds, slots
+from tests.strategies import MANY, MOST, Slots, factors, seeds, slots
 
 fused = ops.grouped_matmul_blocked_swiglu
 SIMULATED = simulator_enabled()
@@ -26,7 +26,7 @@ BLOCKS = (1, 2) if SIMULATED else (1, 2, 3, 5, 9)
 """Blocks of the result: inside a scale tile, whole ones, and beyond a block of columns."""
 
 BEYOND = max(BLOCKS)
-groups = slots(max_rows=40 if SIMULATED else 300)
+groups = slots(max_rows=MOST)
 FACTORS = (1e30,) if SIMULATED else (1e-30, 1e-3, 1.0, 1e6, 1e30, 3e38)
 
 NVFP4_PAIR, MXFP4_PAIR, MXFP8_PAIR, W4A8 = PAIRS

@@ -110,6 +110,43 @@ def test_fused_equals_chained(name: str, activation: Any) -> None:
 
 
 @every_strategy
+@pytest.mark.parametrize("out", [False, True])
+def test_passes_every_operand_on(name: str, out: bool) -> None:
+    """Bias, row scales and buffers reach the operations."""
+    layer, rng = Layer(make(name)), np.random.default_rng(3)
+    s, inputs = layer.strategy, layer.expert_inputs()
+    extras = {"bias": rng.standard_normal((EXPERTS, 2 * MOE_DIM)).astype(BF16)}
+    if s.is_nvfp4:
+        extras["a_row_scales"] = rng.uniform(1, 2, TOKENS * TOP_K).astype(BF16)
+    formats = {"format": s.format, "weight_format": s.weight_format, "backend": "reference"}
+    hidden, hidden_scales, *slots = inputs[:5]
+    operands = (hidden, layer.gate_up, hidden_scales, layer.scales[0], *slots)
+    expected = ops.grouped_matmul_block_scaled(*operands, layer.factors, **extras, **formats)
+    buffer = np.zeros_like(expected) if out else None
+    weights = (layer.gate_up, layer.scales[0])
+    got = s.grouped_matmul(*weights, layer.factors, inputs, **extras, out=buffer)
+    assert_same(got, expected)
+    assert not out or got is buffer
+
+    inverse = None if layer.inputs is None else np.float32(1) / layer.inputs
+    keywords = {"expert_scales": layer.factors, "match_bf16": False, **extras}
+    fused = ops.grouped_matmul_blocked_swiglu(
+        *operands, c_input_scales=inverse, **keywords, **formats
+    )
+    buffers = tuple(map(np.zeros_like, fused)) if out else None
+    result = s.grouped_matmul_swiglu(
+        *weights,
+        input_scales=inverse,
+        scales_are_inverted=True,
+        expert_inputs=inputs,
+        out=buffers,
+        **keywords,
+    )
+    assert_same(result, fused)
+    assert not out or result[0] is buffers[0]
+
+
+@every_strategy
 def test_kernels_equal_the_reference(kernels: Any, name: str) -> None:
     """The last matmul, from operands of the strategy; the kernels have tests of their own."""
     if simulator_enabled() and name != "w4a8":
@@ -189,15 +226,20 @@ def test_what_it_is(name: str) -> None:
 
 
 def test_reciprocals(kernels: Any) -> None:
-    """The kernel that inverts on a GPU rounds once."""
-    if kernels.name == "gpu":
-        pytest.skip("raw launches take host arrays here; the strategy's own test covers a GPU")
+    """The kernel that inverts on a GPU rounds once; the host inverts in numpy."""
     rng = np.random.default_rng(0)
     count = 40 if simulator_enabled() else 1000
     scales = np.float32(2) ** rng.uniform(-120, 120, count).astype(np.float32)
-    out = np.zeros_like(scales)
-    launch_reciprocal(executor(kernels.name), out, scales, count=len(scales))
-    assert_same(out, np.float32(1) / scales)
+    expected = np.float32(1) / scales
+
+    def inverse(x: Any, backend: str) -> Any:
+        return make("nvfp4", backend).inverse_scales(x, validate="shapes")
+
+    assert_same(kernels(inverse, scales), expected)
+    if kernels.name != "gpu":
+        out = np.zeros_like(scales)
+        launch_reciprocal(executor(kernels.name), out, scales, count=count)
+        assert_same(out, expected)
 
 
 @pytest.mark.parametrize(
