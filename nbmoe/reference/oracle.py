@@ -18,6 +18,7 @@ from nbmoe.activation import SILU, GatedActivation
 from nbmoe.codecs import F32Array
 from nbmoe.formats import NVFP4, BlockFormat
 from nbmoe.reference import quantize
+from nbmoe.reference.float32 import FLT_MAX
 
 F64Array = npt.NDArray[np.float64]
 
@@ -144,6 +145,7 @@ def gated_activation(
         each = np.vectorize(chosen.gated_activation_fn, otypes=[np.float64])
         applied: F64Array = each(gate, up)
         return applied
+    gate = np.maximum(gate, -float(FLT_MAX))  # -infinity has the limit 0
     limit = float(np.float32(chosen.limit))
     if limit:
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)

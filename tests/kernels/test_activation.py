@@ -89,6 +89,8 @@ def test_no_gate_but_nan_gives_nan(activation: GatedActivation) -> None:
         np.testing.assert_array_equal(np.isnan(z), np.isnan(gate))
         if activation.alpha >= 0:
             assert (z[gate == -np.inf] == 0).all()
+            wide = np.array([-np.inf]), np.array([float(up)])
+            assert (oracle.gated_activation(*wide, activation) == 0).all()
     z = gated_activation(gate, np.full_like(gate, np.nan), activation)
     assert np.isnan(z).all()
 
