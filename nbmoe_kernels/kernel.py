@@ -13,6 +13,10 @@ from nbmoe_kernels.device.op import Param, parse_params
 Grid = tuple[int, int, int]
 
 
+class NotLoadedError(RuntimeError):
+    """A kernel would have to be compiled and loaded while the stream is being captured."""
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A kernel that any executor can run.

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from nbmoe_kernels.compiler import compile_cubin
-from nbmoe_kernels.kernel import Grid, Kernel
+from nbmoe_kernels.kernel import Grid, Kernel, NotLoadedError
 
 _DEFAULT_SHARED_BYTES = 48 * 1024
 _SLOT_BYTES = 8
@@ -90,10 +90,7 @@ class GpuExecutor:
         driver = self._driver
         _, capturing = driver.cuStreamIsCapturing(stream)
         if capturing != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
-            raise RuntimeError(
-                f"{kernel.name} is not loaded yet and the stream is being captured: run the call "
-                "once before the capture"
-            )
+            raise NotLoadedError(f"{kernel.name} is not loaded yet")
         self.device.set_current()
         module = ObjectCode.from_cubin(compile_cubin(kernel, self.cc))
         function = module.get_kernel(entry_symbol(module.code))

@@ -89,6 +89,13 @@ def make_add_scaled_stage(config: MatmulConfig, scale_type: str) -> Callable[...
         k,
     ):
         """acc = fma(the stage's sums, their scales, acc)."""
+        sums = cuda.local.array((fragments, 4), np.float32)
+        for i in unroll(range(fragments)):
+            for j in unroll(range(4)):
+                sums[i, j] = ZERO
+        multiply_stage(
+            sums, smem, stage_at, np.uint32(stage * np.uint32(2)), np.uint32(k >> np.uint32(4))
+        )
         k_blocks = np.uint64(np.uint32(k + np.uint32(127)) >> np.uint32(7))
         n_blocks = np.uint64(np.uint32(n + np.uint32(127)) >> np.uint32(7))
         weight_block = np.uint64(expert) * n_blocks + np.uint64(first_column >> np.uint32(7))
@@ -102,13 +109,6 @@ def make_add_scaled_stage(config: MatmulConfig, scale_type: str) -> Callable[...
             if row < rows:
                 at = scale_row * np.uint64(scale_stride) + np.uint64(np.uint32(batch_row + row))
                 scales[half] = mul_rn(value_of(a_scales[at]), b_scale)
-        sums = cuda.local.array((fragments, 4), np.float32)
-        for i in unroll(range(fragments)):
-            for j in unroll(range(4)):
-                sums[i, j] = ZERO
-        multiply_stage(
-            sums, smem, stage_at, np.uint32(stage * np.uint32(2)), np.uint32(k >> np.uint32(4))
-        )
         for m in unroll(range(row_tiles)):
             for c in unroll(range(column_tiles)):
                 i = m * column_tiles + c

@@ -29,8 +29,16 @@ class MoELayer:
         gate -> moe_create_indices -> experts -> (shared experts) -> moe_finalize
 
     Every backend gives the same bytes. Intermediates live in the layer's `Workspace`: after the
-    first call with a number of tokens the only memory that a call asks for is its result's, and
-    with `out=` none. So one layer object serves one stream at a time.
+    first call with a number of tokens, or with more, the only memory that a call asks for is its
+    result's, and with `out=` none. So one layer object serves one stream at a time.
+
+    A call on a GPU can be captured in a CUDA graph if its input and `out=` are on the GPU and a
+    call with as many tokens or more, or `reserve`, came before; otherwise the allocation that it
+    needs makes the capture fail. The graph holds addresses of weights and buffers, and may rely on
+    them as long as the layer exists, whatever other calls, captures and larger sizes come in
+    between: the layer keeps what it outgrows (`Workspace` says how much that can be; after
+    `reserve` of the largest size, nothing). Keeping `x` and `out` is up to the caller, as are
+    keeping the layer, and one order for all replays and calls of a layer, which share buffers.
 
     Attributes:
         backend: The `nbmoe.backend.Backend` that runs the kernels, with the reason for the choice.
@@ -136,6 +144,8 @@ class MoELayer:
     def reserve(self, tokens: int) -> None:
         """Makes room for calls with up to `tokens` tokens, by computing as many zeros.
 
+        Such calls then allocate and upload nothing but their result, which `out=` spares too.
+
         Args:
             tokens: T.
         """
@@ -161,7 +171,9 @@ class MoELayer:
         down = self.experts(x, groups, run)
         shared = self._compute_shared(x, tokens, run)
         if self.apply_router_weight_first:
-            weights = run.workspace.constant("ones", tokens, np.ones((tokens, k), np.float32))
+            weights = run.workspace.constant_rows(
+                "ones", tokens, lambda n: np.ones((n, k), np.float32)
+            )
         restore = indices.restore_token_order
         with run.stage("combine"):
             return ops.moe_finalize(down, restore, weights, shared=shared, out=out, **run.options)

@@ -82,8 +82,15 @@ class Groups:
 def one_group(workspace: Workspace, rows: int) -> Groups:
     """All rows of the input, in one slot of expert 0."""
     return Groups(
-        workspace.constant("one_group.starts", rows, np.array([0, rows], np.uint32)),
-        workspace.constant("one_group.offsets", 0, np.zeros(1, np.uint32)),
-        workspace.constant("one_group.ids", 0, np.zeros(1, np.int32)),
+        workspace.constant_row("one_group.starts", rows, _starts),
+        workspace.constant_rows("one_group.offsets", 1, lambda n: np.zeros(n, np.uint32)),
+        workspace.constant_rows("one_group.ids", 1, lambda n: np.zeros(n, np.int32)),
         rows,
     )
+
+
+def _starts(count: int) -> npt.NDArray[np.uint32]:
+    """Row t is [0, t]: where one group of t rows starts and ends."""
+    starts = np.zeros((count, 2), np.uint32)
+    starts[:, 1] = np.arange(count)
+    return starts

@@ -10,6 +10,7 @@ from nbmoe import reference
 from nbmoe.errors import RangeError, RoutingError
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
 from nbmoe.validate import BF16, F32, U32, Call
+from nbmoe.validate.call import MAX_BLOCKS_Y
 from nbmoe.validate.routing import NO_ROW, check_restore, first
 
 
@@ -55,8 +56,9 @@ def moe_finalize(
     restore = call.array("restore_token_order", restore_token_order, U32, "(T*k,)")
     factors = call.array("weights", weights, F32, "(T, k)")
     (num_rows, num_cols), (num_tokens, top_k) = rows.shape, factors.shape
-    call.multiple("weights", "k", top_k, 1)
+    call.positive("weights", "k", top_k)
     call.multiple("down", "H", num_cols, 8, "pad H with zeros")
+    call.at_most("down", "H", num_cols, 1024 * MAX_BLOCKS_Y)
     size = num_tokens * top_k
     call.shape("restore_token_order", (size,), f"(T*k,) = ({size},), one a weight")
     shape = (num_tokens, num_cols)

@@ -8,8 +8,10 @@ from nbmoe import reference
 from nbmoe.activation import GatedActivation, take_activation
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
 from nbmoe.validate import BF16, Call
+from nbmoe.validate.call import MAX_BLOCKS_Y
 
-COLUMNS = 16
+COLUMNS = 16  # of a thread
+BLOCK_COLUMNS = 128 * COLUMNS  # of a thread block
 """Columns that a thread handles."""
 
 
@@ -52,6 +54,7 @@ def gated_activation(
     x = call.array("gate_up", gate_up, BF16, "(M, 2D)")
     rows, n = x.shape
     call.multiple("gate_up", "2D", n, 2 * COLUMNS, "D % 16 == 0")
+    call.at_most("gate_up", "2D", n, 2 * BLOCK_COLUMNS * MAX_BLOCKS_Y)
     shape = (rows, n // 2)
     if out is not None:
         call.output("out", out, BF16, "(M, D)", shape)

@@ -11,6 +11,7 @@ from nbmoe.formats import MXFP4, NVFP4
 from nbmoe.layouts import TILE_SHAPE, tile_counts
 from nbmoe.ops.launch import executor, flat, host_view, store
 from nbmoe.validate import Call
+from nbmoe.validate.call import MAX_BLOCKS_Y
 from nbmoe.validate.elements import BLOCK_SCALES, Elements
 
 
@@ -54,8 +55,9 @@ def block_scales_interleave(
     if x.dtype not in ("uint8", named):
         raise ConfigError(call.message("sf_vector_size", f"{size} with {named}", x.dtype))
     *lead, n, c = x.shape
-    call.multiple("scales", "N", n, 1)
-    call.multiple("scales", "C", c, 1)
+    call.positive("scales", "N", n)
+    call.positive("scales", "C", c)
+    call.at_most("scales", "C", c, 4 * MAX_BLOCKS_Y)
     down, across = tile_counts(n, c)
     shape = (*lead, down, across, *TILE_SHAPE)
     elements = Elements((x.dtype, "uint8"), "block scale bytes", 16)

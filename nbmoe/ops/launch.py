@@ -11,17 +11,38 @@ from numpy.typing import NDArray
 from nbmoe import arrays, backend
 from nbmoe.arrays import Array, Kind, describe
 from nbmoe.backend import Backend
+from nbmoe.errors import CaptureError
 from nbmoe.validate import Call, Elements
-from nbmoe_kernels.kernel import Executor
+from nbmoe_kernels.kernel import Executor, Grid, Kernel, NotLoadedError
 
 _NO_ELEMENTS = np.empty(0, np.uint8)
 
 
 def executor(chosen: Backend, call: Call) -> Executor:
-    """The executor of the backend, for the GPU that holds the operands."""
+    """The executor of the backend, for the GPU that holds the operands.
+
+    A launch raises CaptureError if its kernel is not loaded and its stream is being captured.
+    """
     operands = (call.inputs | call.outputs).values()
     device = next((a.device for a in operands if a.device is not None), None)
-    return backend.executor(chosen.name, device, waits=any(a.kind is Kind.JAX for a in operands))
+    run = backend.executor(chosen.name, device, waits=any(a.kind is Kind.JAX for a in operands))
+    return _CallExecutor(run, call) if chosen.on_gpu else run
+
+
+class _CallExecutor:
+    """Runs the kernels of one call on a GPU; errors name the call."""
+
+    def __init__(self, run: Executor, call: Call) -> None:
+        self.run = run
+        self.call = call
+
+    def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None:
+        try:
+            self.run(kernel, grid, args, stream)
+        except NotLoadedError as error:
+            rule = "a stream whose capture uses kernels that are loaded"
+            hint = "warm up first: run the call once before the capture"
+            raise CaptureError(self.call.message("stream", rule, error, hint)) from error
 
 
 def flat(chosen: Backend, *operands: Array | None) -> tuple[Any, ...]:

@@ -7,10 +7,11 @@ from typing import Any
 from nbmoe import reference
 from nbmoe.arrays import Array
 from nbmoe.backend import Backend
-from nbmoe.errors import ShapeError
+from nbmoe.errors import RangeError
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
 from nbmoe.ops.product import optional_view
 from nbmoe.validate import BF16, Call
+from nbmoe.validate.call import MAX_BLOCKS_Y
 from nbmoe.validate.elements import FP8
 from nbmoe.validate.product_fp8 import (
     MULTIPLE_OF_K,
@@ -22,8 +23,8 @@ from nbmoe.validate.product_fp8 import (
     take_row_scales,
 )
 
-MAX_BATCHES = 65535
-"""Blocks of a grid along y."""
+MAX_ROWS = 2**32 - 1
+"""Of all matrices of a batch: kernels count them in 32 bits."""
 
 
 def grouped_dynamic_scaled_fp8_matmul(
@@ -173,6 +174,7 @@ def batched_dynamic_scaled_fp8_matmul(
 
     Raises:
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
+        RangeError: the batch has 2^32 rows or more.
         ScaleError: scales are None, or one of `b`'s is NaN, infinite or negative.
     """
     call = Call("batched_dynamic_scaled_fp8_matmul", validate)
@@ -183,8 +185,10 @@ def batched_dynamic_scaled_fp8_matmul(
     call.multiple("a", "K", k, MULTIPLE_OF_K, "pad K with zeros")
     call.shape("b", (batch, None, k), f"(B, N, K) with B = {batch}, K = {k}")
     call.multiple("b", "N", n, 8)
-    if batch > MAX_BATCHES:
-        raise ShapeError(call.message("a", f"B <= {MAX_BATCHES}", f"shape {left.shape}"))
+    call.at_most("a", "B", batch, MAX_BLOCKS_Y)
+    if batch * m > MAX_ROWS:
+        rule = f"B * M <= {MAX_ROWS}"
+        raise RangeError(call.message("a", rule, f"B * M = {batch} * {m} = {batch * m}"))
     a_sf, b_sf = take_block_scales(call, a_scales, b_scales, (batch,), m, n, k)
     shape = (batch, m, n)
     if out is not None:

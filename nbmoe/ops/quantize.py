@@ -21,7 +21,7 @@ from nbmoe.ops.quantized import (
 )
 from nbmoe.reference.quantize import check_tensor_factor
 from nbmoe.validate import BF16, F32, U32, Call
-from nbmoe.validate.call import MAX_DIMENSION
+from nbmoe.validate.call import MAX_BLOCKS_Y, MAX_DIMENSION
 from nbmoe.validate.grouped import check_slot_count, check_slots, take_slots
 from nbmoe.validate.routing import check_indices
 from nbmoe.validate.scales import check_factors
@@ -102,6 +102,7 @@ def grouped_quantize_dynamic_block_scaled(
     gather = call.optional("indices", indices, U32, "(M,)")
     k = x.shape[1]
     call.multiple("input", "K", k, fmt.block, "pad K with zeros")
+    call.at_most("input", "K", k, fmt.tile_columns * MAX_BLOCKS_Y)
     if factors is not None:
         check_slot_count(call, slots, "sf_tensor", factors.shape[0])
 
@@ -208,6 +209,7 @@ def quantize_dynamic_block_scaled(
     x = call.array("input", input, BF16, "(M, K)")
     rows, k = x.shape
     call.multiple("input", "K", k, fmt.block, "pad K with zeros")
+    call.at_most("input", "K", k, fmt.tile_columns * MAX_BLOCKS_Y)
     shapes = result_shapes(fmt, rows, k, ceil_div(rows, TILE_ROWS))
     symbols = "(ceil(M/128), ceil(K/{}), 32, 4, 4)"
     take_buffers(call, fmt, out, ("codes", "scales"), shapes, symbols)

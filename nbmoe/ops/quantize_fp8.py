@@ -88,7 +88,7 @@ def quantize_dynamic_scaled_float8(
     x = call.array("input", input, BF16, "(M, K)")
     offsets = take_offsets(call, row_offsets)
     m, k = x.shape
-    call.multiple("input", "K", k, 1)
+    call.positive("input", "K", k)
     group = k if group == -1 else min(group, k)
 
     scales_shape = (ceil_div(k, group), padded_rows(m, scales_type))

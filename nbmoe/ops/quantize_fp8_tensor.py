@@ -69,7 +69,7 @@ def quantize_static_scaled_float8(
         given = float(multiplier(np.float32(given)))
     offsets = take_offsets(call, row_offsets)
     m, k = values.shape
-    call.multiple("x", "K", k, 1)
+    call.positive("x", "K", k)
     if out is not None:
         call.output("out", out, FP8, "(M, K)", (m, k))
     chosen = call.place(backend, stream)
@@ -150,7 +150,7 @@ def quantize_tensor_dynamic_scaled_float8(
     values = call.array("x", x, BF16, "(M, K)")
     offsets = take_offsets(call, row_offsets)
     m, k = values.shape
-    call.multiple("x", "K", k, 1)
+    call.positive("x", "K", k)
     buffers = call.out_tuple(out, ("codes", "scale"))
     if buffers is not None:
         call.output("out[0]", buffers[0], FP8, "(M, K)", (m, k))

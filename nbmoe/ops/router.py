@@ -58,7 +58,7 @@ def router_logits(
     gate = call.array("weight", weight, BF16, "(E, H)")
     (num_tokens, hidden), num_experts = tokens.shape, gate.shape[0]
     call.multiple("x", "H", hidden, 8, "pad H with zeros")
-    call.multiple("weight", "E", num_experts, 1)
+    call.positive("weight", "E", num_experts)
     call.shape("weight", (num_experts, hidden), f"(E, H) with H = {hidden}, that of x")
     shape = (num_tokens, num_experts)
     if out is not None:

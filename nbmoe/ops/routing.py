@@ -12,6 +12,7 @@ from nbmoe.errors import RoutingError, UnsupportedError
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
 from nbmoe.reference import RoutingIndices
 from nbmoe.validate import BF16, F32, I32, U32, Call
+from nbmoe.validate.call import MAX_BLOCKS_Y
 from nbmoe.validate.routing import NO_ROW, check_topk_ids, first
 
 __all__ = ["RoutingIndices", "gather_rows", "moe_create_indices"]
@@ -128,6 +129,7 @@ def gather_rows(
     divisor = call.integer("divisor", divisor, 1)
     (num_inputs, num_cols), num_rows = rows.shape, sources.size
     call.multiple("input", "K", num_cols, 8, "pad K with zeros")
+    call.at_most("input", "K", num_cols, 1024 * MAX_BLOCKS_Y)
     factors = call.optional("weights", weights, F32, "(R, divisor)")
     if factors is not None:
         call.shape("weights", (num_inputs, divisor), f"(R, divisor) = {(num_inputs, divisor)}")

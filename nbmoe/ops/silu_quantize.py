@@ -12,7 +12,7 @@ from nbmoe.ops.launch import executor, flat, host_view
 from nbmoe.ops.quantized import result_shapes, results, store_used, take_buffers, take_name
 from nbmoe.reference.quantize import check_scale_rule, check_tensor_factor
 from nbmoe.validate import BF16, F32, Call
-from nbmoe.validate.call import MAX_DIMENSION
+from nbmoe.validate.call import MAX_BLOCKS_Y, MAX_DIMENSION
 from nbmoe.validate.grouped import check_slots, take_slots
 from nbmoe.validate.scales import check_factors
 
@@ -86,6 +86,7 @@ def fused_silu_quantize(
         call.shape("input_scales", (slots.count,), f"(S,) = ({slots.count},), one a slot")
     rows, n = x.shape
     call.multiple("gate_up", "2D", n, 2 * fmt.block, f"D % {fmt.block} == 0")
+    call.at_most("gate_up", "2D", n, 2 * fmt.tile_columns * MAX_BLOCKS_Y)
     shapes = result_shapes(fmt, rows, n // 2, activation_tiles(rows, slots.count))
     names = ("codes", "scales")
     tiles = take_buffers(call, fmt, out, names, shapes, TILES, columns="D", longer=True)

@@ -45,7 +45,7 @@ def tile_weight_scales(
             raise LayoutError(message(api, arg, ROWS, got, hint))
         found = call.array(arg, scales, scales_of(fmt), ROWS, missing=ScaleError)
         for symbol, size in zip(("rows", "K/block"), found.shape[1:], strict=True):
-            call.multiple(arg, symbol, size, 1)
+            call.positive(arg, symbol, size)
         _check_device(api, arg, device, found.kind.on_gpu, found.device)
         experts.append(found.shape[0])
     if experts[0] != experts[1]:

@@ -31,6 +31,8 @@ from nbmoe.validate.elements import BF16, Elements, dtype_hint
 LEVELS = ("shapes", "metadata", "full")
 MAX_DIMENSION = 2**31 - 1
 MAX_BYTES = 2**63 - 1
+MAX_BLOCKS_Y = 65_535
+"""Thread blocks of a grid along y."""
 
 
 @functools.cache
@@ -253,6 +255,24 @@ class Call:
         if value <= 0 or value % of:
             rule = f"{symbol} > 0 and {symbol} % {of} == 0"
             raise ShapeError(self.message(arg, rule, f"{symbol} = {value}", hint))
+
+    def positive(self, arg: str, symbol: str, value: int) -> None:
+        """Refuses a size of 0.
+
+        Raises:
+            ShapeError: it is 0.
+        """
+        if value <= 0:
+            raise ShapeError(self.message(arg, f"{symbol} > 0", f"{symbol} = {value}"))
+
+    def at_most(self, arg: str, symbol: str, value: int, most: int) -> None:
+        """Refuses a size that no grid covers.
+
+        Raises:
+            ShapeError: it is larger.
+        """
+        if value > most:
+            raise ShapeError(self.message(arg, f"{symbol} <= {most}", f"{symbol} = {value}"))
 
     # Where it runs
 

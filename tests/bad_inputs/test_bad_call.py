@@ -9,6 +9,7 @@ import pytest
 from nbmoe import backend
 from nbmoe.errors import ArgTypeError, CaptureError, ConfigError, DeviceError
 from nbmoe.validate import call as calls
+from nbmoe_kernels.kernel import NotLoadedError
 from tests.bad_inputs.case import Case, FakeDeviceArray, Recorder, check, params
 from tests.bad_inputs.valid import LAUNCHES, VALID, Arguments, function, op_name
 
@@ -141,3 +142,17 @@ def test_reading_during_capture(
     assert not recorder.launches
     function(entry)(**on_gpu(entry))
     assert len(recorder.launches) == LAUNCHES.get(entry, 1)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_cold_capture(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C24: nothing is compiled or loaded while a stream is being captured."""
+
+    def refuse(kernel: Any, grid: Any, args: Any, stream: Any) -> None:
+        raise NotLoadedError(f"{kernel.name} is not loaded yet")
+
+    monkeypatch.setattr(backend, "problem", lambda name: None)
+    monkeypatch.setattr(backend, "executor", lambda *args, **kwargs: refuse)
+    got = r"got \w+ is not loaded yet — warm up first"
+    with pytest.raises(CaptureError, match=rf"{op_name(entry)}\(\): stream: expected .*, {got}"):
+        function(entry)(**on_gpu(entry))

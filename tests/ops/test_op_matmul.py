@@ -84,20 +84,29 @@ def test_formats_may_be_told_by_element_types(kernels: Any, pair: Any) -> None:
     assert_same(got, expected)
 
 
+def check_every_tile_shape(kernels: Any, p: Product) -> None:
+    """P4: all legal tile shapes give the reference's bytes."""
+    expected = matmul(*p.operands, p.expert_scales, **p.keywords, backend="reference")
+    for config in heuristics.grouped_matmul_configs(p.a_format.name, p.b_format.name, p.k):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heuristics, "grouped_matmul_config", lambda *args, c=config: c)
+            got = run(kernels, p, out=np.zeros_like(expected))
+        assert_same(got, expected, str(config))
+
+
 @given(groups, st.sampled_from(NS), widths, seeds)
 @pytest.mark.parametrize("pair", [NVFP4_PAIR, W4A8], ids=["nvfp4", "w4a8"])
 def test_every_tile_shape_gives_the_same_bytes(
     kernels: Any, pair: Any, slots: Slots, n: int, width: int, seed: int
 ) -> None:
-    """P4."""
-    p = make_product(seed, slots, n, width_for(pair, width), pair=pair)
-    expected = matmul(*p.operands, p.expert_scales, **p.keywords, backend="reference")
-    names = (fmt.name for fmt in pair)
-    for config in heuristics.grouped_matmul_configs(*names, p.k):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(heuristics, "grouped_matmul_config", lambda *args, c=config: c)
-            got = run(kernels, p, out=np.zeros_like(expected))
-        assert_same(got, expected, str(config))
+    check_every_tile_shape(kernels, make_product(seed, slots, n, width_for(pair, width), pair=pair))
+
+
+@pytest.mark.parametrize("pair", PAIRS[1:3], ids=PAIR_NAMES[1:3])
+def test_every_tile_shape_of_the_other_pairs(kernels: Any, pair: Any) -> None:
+    """Two row blocks of the smallest shape, a partial one of the largest, N and K not whole."""
+    slots = Slots((20, 0, 3), (2, 0, 1), 3, 0)
+    check_every_tile_shape(kernels, make_product(1, slots, 136, 160, bias=True, pair=pair))
 
 
 def test_hint_changes_no_byte(kernels: Any) -> None:

@@ -1,4 +1,4 @@
-"""P1, P3, P5, P7, P8: matmuls of bfloat16 rows equal the reference, with either kind of weight."""
+"""P1, P3-P8: matmuls of bfloat16 rows equal the reference, with either kind of weight."""
 
 from typing import Any
 
@@ -19,6 +19,8 @@ from nbmoe.errors import (
     UnsupportedError,
 )
 from nbmoe.formats import MXFP4
+from nbmoe_kernels import heuristics
+from tests.conftest import Kernels
 from tests.ops.compare import POISONS, assert_equals_reference, assert_same, poisoned
 from tests.strategies import MANY, MOST, Slots, activations, codes, scale_bytes, seeds, slots
 
@@ -79,20 +81,75 @@ def test_w4a16_equals_dequantized_weights_and_ragged(kernels: Any) -> None:
     assert_same(got, kernels(ragged, hidden, weight, *routing, **keywords))
 
 
-@given(groups, seeds)
-def test_row_alone_equals_row_in_batch(kernels: Any, slots: Slots, seed: int) -> None:
+def call(kernels: Any, args: Any, **keywords: Any) -> Any:
+    """The operation that the operands belong to."""
+    return kernels(ragged if len(args) == 4 else w4a16, *args, **keywords)
+
+
+@pytest.mark.parametrize("has_scales", [False, True], ids=["bf16", "w4a16"])
+def test_every_tile_shape_gives_the_same_bytes(kernels: Any, has_scales: bool) -> None:
+    """P4: two row blocks of the smallest shape, a partial one of the largest, partial N and K."""
+    slots = Slots((20, 0, 3), (2, 0, 1), 3, 0)
+    args, bias = make(1, slots, 136, 160, has_scales)
+    expected = call(Kernels("reference"), args, bias=bias)
+    b_format = "mxfp4" if has_scales else "bf16"
+    for config in heuristics.grouped_matmul_configs("bf16", b_format, 160):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heuristics, "grouped_matmul_config", lambda *args, c=config: c)
+            assert_same(call(kernels, args, bias=bias), expected, str(config))
+
+
+@given(groups, st.booleans(), seeds)
+def test_row_alone_equals_row_in_batch(
+    kernels: Any, slots: Slots, has_scales: bool, seed: int
+) -> None:
     """P3."""
-    (hidden, weight, starts, ids), bias = make(seed, slots, 24, 72, has_scales=False)
+    args, bias = make(seed, slots, 24, 96, has_scales)
+    hidden, *weight, _, ids = args
     keywords = {"bias": bias, "estimated_total_m": 0}
-    batch = kernels(ragged, hidden, weight, starts, ids, **keywords)
+    batch = call(kernels, args, **keywords)
     for slot, count in enumerate(slots.counts):
         if count and ids[slot] >= 0:
             row = slots.rows_of(slot).start + seed % count
             one = np.array([0, 1], np.uint32)
-            alone = kernels(
-                ragged, hidden[row : row + 1], weight, one, ids[slot : slot + 1], **keywords
-            )
-            assert_same(alone[0], batch[row], f"slot {slot}")
+            single = (hidden[row : row + 1], *weight, one, ids[slot : slot + 1])
+            assert_same(call(kernels, single, **keywords)[0], batch[row], f"slot {slot}")
+
+
+@given(groups, st.booleans(), seeds)
+def test_an_expert_changes_only_its_own_rows(
+    kernels: Any, slots: Slots, has_scales: bool, seed: int
+) -> None:
+    """P6: its weights, scales and bias become NaN or noise."""
+    args, bias = make(seed, slots, 24, 96, has_scales)
+    keywords = {"estimated_total_m": 0, "validate": "shapes"}
+    before = call(kernels, args, bias=bias, **keywords)
+    slot = seed % len(slots.counts)
+    expert = slots.expert_ids[slot]
+    changed = [np.array(operand) for operand in (*args[1:-2], bias)]
+    for operand in changed:
+        operand[expert].view(np.uint8)[...] = 0xFF
+    after = call(kernels, (args[0], *changed[:-1], *args[-2:]), bias=changed[-1], **keywords)
+    own = np.zeros(slots.rows, bool)
+    if expert >= 0:
+        own[slots.rows_of(slot)] = True
+    used = np.arange(slots.rows) < slots.starts[-1]
+    assert_same(after[used & ~own], before[used & ~own])
+    assert (after[own].view(np.uint16) == 0x7FFF).all()
+
+
+@given(groups, st.sampled_from((0x00, 0x7F, 0xFF)), seeds)
+def test_no_byte_depends_on_padding_scales(
+    kernels: Any, slots: Slots, byte: int, seed: int
+) -> None:
+    """P5: scales of no row or no block of W4A16's weights."""
+    (hidden, weight, tiles, *routing), bias = make(seed, slots, 24, 96, has_scales=True)
+    keywords = {"bias": bias, "estimated_total_m": 0}
+    scales = layouts.deinterleave_scales(tiles, 128, 4)
+    scales[:, 24:], scales[:, :, 3:] = byte, byte
+    spoilt = (hidden, weight, layouts.interleave_scales(scales), *routing)
+    clean = call(kernels, (hidden, weight, tiles, *routing), **keywords)
+    assert_same(call(kernels, spoilt, **keywords), clean)
 
 
 def test_nan_and_infinity_stay_in_their_row(kernels: Any) -> None:

@@ -163,20 +163,28 @@ def test_interleaved_weights_are_the_same_weights(kernels: Any, pair: Any) -> No
         assert_same(codes[own], want)
 
 
+def check_every_tile_shape(kernels: Any, p: Product) -> None:
+    """P4: all legal tile shapes give the reference's bytes."""
+    expected = fused(*p.operands, **scales_of(p), backend="reference")
+    for config in heuristics.grouped_matmul_configs(p.a_format.name, p.b_format.name, p.k):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heuristics, "grouped_matmul_config", lambda *args, c=config: c)
+            got = run(kernels, p, out=zeros(p))
+        assert_same(got, tuple(e.view(np.uint8) for e in expected), str(config))
+
+
 @given(groups, st.sampled_from(BLOCKS), widths, seeds)
 @pytest.mark.parametrize("pair", [NVFP4_PAIR, MXFP8_PAIR], ids=["nvfp4", "mxfp8"])
 def test_every_tile_shape_gives_the_same_bytes(
     kernels: Any, pair: Any, slots: Slots, blocks: int, width: int, seed: int
 ) -> None:
-    """P4."""
-    p = make(seed, slots, blocks, width, pair)
-    expected = fused(*p.operands, **scales_of(p), backend="reference")
-    names = (fmt.name for fmt in pair)
-    for config in heuristics.grouped_matmul_configs(*names, p.k):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(heuristics, "grouped_matmul_config", lambda *args, c=config: c)
-            got = run(kernels, p, out=zeros(p))
-        assert_same(got, tuple(e.view(np.uint8) for e in expected), str(config))
+    check_every_tile_shape(kernels, make(seed, slots, blocks, width, pair))
+
+
+@pytest.mark.parametrize("pair", PAIRS[1::2], ids=PAIR_NAMES[1::2])
+def test_every_tile_shape_of_the_other_pairs(kernels: Any, pair: Any) -> None:
+    slots = Slots((20, 0, 3), (2, 0, 1), 3, 0)
+    check_every_tile_shape(kernels, make(1, slots, 3, 2, pair, bias=True))
 
 
 @given(groups, pairs, widths, st.sampled_from((0x00, 0xFF, 0x7F, None)), seeds)
@@ -240,9 +248,12 @@ def test_extreme_gates(kernels: Any, pair: Any) -> None:
         check(kernels, p, expert_scales=np.float32([factor]))
 
 
-def test_without_the_bf16_rounding(kernels: Any) -> None:
-    """MXFP8 with swigluoai; the rounding changes some bytes and the reference knows which."""
-    p = make(3, Slots((15, 2), (1, 0), 2, 0), 1, 1, MXFP8_PAIR, bias=True)
+@pytest.mark.parametrize("pair", [NVFP4_PAIR, MXFP8_PAIR], ids=["nvfp4", "mxfp8"])
+def test_without_the_bf16_rounding(kernels: Any, pair: Any) -> None:
+    """The rounding changes some bytes, and the reference knows which."""
+    rows, blocks = (40, 4) if pair is NVFP4_PAIR else (15, 1)
+    slots = Slots((rows, 2), (1, 0), 2, 0)
+    p = make(3, slots, blocks, 1, pair, row_scales=pair is NVFP4_PAIR, bias=True)
     codes, _ = check(kernels, p, match_bf16=False)
     rounded, _ = run(kernels, p)
     assert (codes.view(np.uint8) != rounded).any()
