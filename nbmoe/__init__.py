@@ -14,6 +14,7 @@ from nbmoe import errors
 
 if TYPE_CHECKING:
     from nbmoe import (
+        activation,
         arrays,
         backend,
         checkpoints,
@@ -26,21 +27,12 @@ if TYPE_CHECKING:
         reference,
         strategies,
     )
-    from nbmoe.ops import (
-        RoutingIndices,
-        grouped_matmul_block_scaled,
-        grouped_matmul_blocked_swiglu,
-        grouped_quantize_dynamic_block_scaled,
-        moe_create_indices,
-        moe_finalize,
-        route,
-    )
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "RoutingIndices",
     "__version__",
+    "activation",
     "arrays",
     "backend",
     "checkpoints",
@@ -48,41 +40,17 @@ __all__ = [
     "config",
     "errors",
     "formats",
-    "grouped_matmul_block_scaled",
-    "grouped_matmul_blocked_swiglu",
-    "grouped_quantize_dynamic_block_scaled",
     "layouts",
-    "moe_create_indices",
-    "moe_finalize",
     "nn",
     "ops",
     "reference",
-    "route",
     "strategies",
 ]
 
-_MODULES = frozenset(
-    {
-        "arrays",
-        "backend",
-        "checkpoints",
-        "codecs",
-        "config",
-        "formats",
-        "layouts",
-        "nn",
-        "ops",
-        "reference",
-        "strategies",
-    }
-)
-
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"nbmoe.{name}")
     if name in __all__:
-        return getattr(importlib.import_module("nbmoe.ops"), name)
+        return importlib.import_module(f"nbmoe.{name}")
     raise AttributeError(f"module 'nbmoe' has no attribute {name!r}")
 
 

@@ -96,6 +96,7 @@ def make_add_scaled_stage(config: MatmulConfig, scale_type: str) -> Callable[...
         multiply_stage(
             sums, smem, stage_at, np.uint32(stage * np.uint32(2)), np.uint32(k >> np.uint32(4))
         )
+        # Scales come after the products, which leave no registers for them.
         k_blocks = np.uint64(np.uint32(k + np.uint32(127)) >> np.uint32(7))
         n_blocks = np.uint64(np.uint32(n + np.uint32(127)) >> np.uint32(7))
         weight_block = np.uint64(expert) * n_blocks + np.uint64(first_column >> np.uint32(7))

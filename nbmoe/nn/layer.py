@@ -32,13 +32,13 @@ class MoELayer:
     first call with a number of tokens, or with more, the only memory that a call asks for is its
     result's, and with `out=` none. So one layer object serves one stream at a time.
 
-    A call on a GPU can be captured in a CUDA graph if its input and `out=` are on the GPU and a
-    call with as many tokens or more, or `reserve`, came before; otherwise the allocation that it
-    needs makes the capture fail. The graph holds addresses of weights and buffers, and may rely on
-    them as long as the layer exists, whatever other calls, captures and larger sizes come in
-    between: the layer keeps what it outgrows (`Workspace` says how much that can be; after
-    `reserve` of the largest size, nothing). Keeping `x` and `out` is up to the caller, as are
-    keeping the layer, and one order for all replays and calls of a layer, which share buffers.
+    A call can be captured in a CUDA graph if `x` and `out=` are on the GPU and a call with as many
+    tokens came before: that one loads kernels and makes room, which a capture refuses to. The graph
+    holds addresses of weights and buffers and may rely on them as long as the layer exists,
+    whatever calls, captures and larger sizes follow: the layer keeps what it outgrows (`Workspace`
+    says how little that is; after `reserve` of the largest size, nothing). Keeping the layer, `x`
+    and `out` is up to the caller, and so is one order for all replays and calls of a layer, because
+    they share buffers.
 
     Attributes:
         backend: The `nbmoe.backend.Backend` that runs the kernels, with the reason for the choice.
@@ -144,7 +144,8 @@ class MoELayer:
     def reserve(self, tokens: int) -> None:
         """Makes room for calls with up to `tokens` tokens, by computing as many zeros.
 
-        Such calls then allocate and upload nothing but their result, which `out=` spares too.
+        Such calls then upload nothing and allocate nothing but their result. Kernels that only
+        fewer tokens use are still loaded by the first of these calls.
 
         Args:
             tokens: T.

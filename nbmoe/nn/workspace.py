@@ -75,7 +75,11 @@ class Workspace:
         """
         key = (name, "rows", count)
         if key not in self._rows:
-            self._keep_row(key, self._table(name, count, make)[:count])
+            if count:
+                rows = self._table(name, count, make)[:count]
+            else:
+                rows = to_backend(make(0), self.backend)
+            self._keep_row(key, rows)
         return self._rows[key]
 
     def constant_row(self, name: str, index: int, make: MakeRows) -> Any:

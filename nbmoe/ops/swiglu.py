@@ -7,11 +7,11 @@ from typing import Any
 from nbmoe import reference
 from nbmoe.activation import GatedActivation, take_activation
 from nbmoe.arrays import Array
-from nbmoe.errors import ScaleError
-from nbmoe.formats import NVFP4, BlockFormat
+from nbmoe.formats import BlockFormat
 from nbmoe.layouts import TILE_SHAPE, ceil_div
 from nbmoe.ops.launch import allocate, host_view, store
 from nbmoe.ops.product import launch_product, optional_view, reference_arguments
+from nbmoe.reference.quantize import check_tensor_factor
 from nbmoe.validate import F32, Call
 from nbmoe.validate.elements import codes_of, scales_of
 from nbmoe.validate.product import Product, check_product, take_product
@@ -65,7 +65,7 @@ def grouped_matmul_blocked_swiglu(
         expert_ids: (S,) int32 expert of each slot; the rows of -1 get codes 0 and scales 0.
         expert_scales: (E,) float32 factors, by expert id. NVFP4 needs them; None means ones.
         c_input_scales: (S,) float32 inverse input scales of the down projection, by slot. NVFP4
-            needs them; MX formats have none, and do not look at what is given.
+            needs them; None for MX.
         format: Format of `hidden` and of the result; see `grouped_matmul_block_scaled`.
         weight_format: Format of `weight`; see there.
         bias: (E, 2D) bfloat16, by expert id, rows permuted like the weight's, added in float32
@@ -87,8 +87,8 @@ def grouped_matmul_blocked_swiglu(
     Raises:
         ArgTypeError, RangeError: `estimated_total_m` is no int >= 0, `match_bf16` no bool,
             `activation` no GatedActivation.
-        ConfigError: formats contradict operands or each other, row scales came without NVFP4, or
-            the activation is a function.
+        ConfigError: formats contradict operands or each other, input or row scales came without
+            NVFP4, or the activation is a function.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other.
         ScaleError: a scale is missing, NaN, negative or, as a factor, 0.
@@ -166,9 +166,9 @@ def grouped_matmul_blocked_swiglu(
 
 
 def _take_factors(call: Call, p: Product, c_input_scales: Any) -> Array | None:
-    if p.a_format is not NVFP4:
-        return None
-    factors = call.array("c_input_scales", c_input_scales, F32, "(S,)", missing=ScaleError)
-    count = p.slots.count
-    call.shape("c_input_scales", (count,), f"(S,) = ({count},), one a slot")
+    check_tensor_factor(call.api, "c_input_scales", p.a_format, c_input_scales)
+    factors = call.optional("c_input_scales", c_input_scales, F32, "(S,)")
+    if factors is not None:
+        count = p.slots.count
+        call.shape("c_input_scales", (count,), f"(S,) = ({count},), one a slot")
     return factors

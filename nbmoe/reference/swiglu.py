@@ -10,10 +10,15 @@ import numpy.typing as npt
 from nbmoe import codecs, layouts
 from nbmoe.activation import GatedActivation
 from nbmoe.codecs import F32Array
-from nbmoe.formats import NVFP4, BlockFormat
+from nbmoe.formats import BlockFormat
 from nbmoe.reference.activation import gated_activation
 from nbmoe.reference.matmul import formats_of, scaled_products
-from nbmoe.reference.quantize import quantize_blocks, store_scale_tiles, typed
+from nbmoe.reference.quantize import (
+    check_tensor_factor,
+    quantize_blocks,
+    store_scale_tiles,
+    typed,
+)
 
 
 def grouped_matmul_blocked_swiglu(
@@ -48,8 +53,8 @@ def grouped_matmul_blocked_swiglu(
         a_scale_offsets: (S,) see `nbmoe.layouts.scales_offset`; the output's scales use it too.
         expert_ids: (S,) expert of each slot. The rows of a slot with -1 get codes 0, scales 0.
         expert_scales: (E,) float32 factors of gate and up, by expert id; None for ones.
-        c_input_scales: (S,) float32 inverse input scales of the down projection, by slot; only
-            NVFP4 has them.
+        c_input_scales: (S,) float32 inverse input scales of the down projection, by slot.
+            NVFP4 needs them; None for MX.
         format: Format of `hidden` and of the result, None to tell by element types.
         weight_format: Format of `weight`, None for that of `hidden` (MXFP4 if packed beside MXFP8).
         bias: (E, 2D) bf16 added after all factors, in the order of the weight's rows.
@@ -63,9 +68,14 @@ def grouped_matmul_blocked_swiglu(
         Codes (M, D), packed (M, D/2) for FP4 formats, and scale tiles
         (a_scales.shape[0], ceil(D/(4 * block)), 32, 4, 4). Padding in the tiles, and everything
         that belongs to no slot, is 0.
+
+    Raises:
+        ScaleError: NVFP4 without c_input_scales.
+        ConfigError: an MX format with them.
     """
     del estimated_total_m
     fmt, weight_fmt = formats_of(hidden, weight, a_scales, format, weight_format)
+    check_tensor_factor("grouped_matmul_blocked_swiglu", "c_input_scales", fmt, c_input_scales)
     v = scaled_products(
         hidden,
         weight,
@@ -93,9 +103,7 @@ def grouped_matmul_blocked_swiglu(
         rows = slice(int(expert_start[slot]), int(expert_start[slot + 1]))
         if expert < 0 or rows.start == rows.stop:
             continue
-        factor = np.float32(1)
-        if fmt is NVFP4 and c_input_scales is not None:
-            factor = c_input_scales[slot]
+        factor = np.float32(1) if c_input_scales is None else c_input_scales[slot]
         slot_codes, scales = quantize_blocks(z[rows], fmt, factor)
         codes[rows] = slot_codes
         store_scale_tiles(tiles, int(first_tiles[slot]), scales)

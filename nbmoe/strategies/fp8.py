@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any, Final, NoReturn
 
 from nbmoe import ops
@@ -13,17 +12,16 @@ from nbmoe.errors import (
     ArgTypeError,
     ConfigError,
     DTypeError,
-    RangeError,
     ScaleError,
     UnsupportedError,
     message,
 )
 from nbmoe.scale_specs import dtype_name
 from nbmoe.strategies.fp8_inputs import take_fp8_inputs
+from nbmoe.strategies.group_size import check_group_size
 from nbmoe.validate import Call
 
 NAME: Final = "Fp8Strategy"
-GROUP_SIZES: Final = {-1: "FP8 rows and tensors", 16: "NVFP4", 32: "MX", 128: "FP8 blocks"}
 _FORMATS: Final = (
     QuantFormat.BLOCKSCALED_FP8,
     QuantFormat.COMPRESSED_TENSORS_FP8,
@@ -372,23 +370,8 @@ class Fp8Strategy:
         )
 
     def _check_group(self, api: str, group_size: Any) -> None:
-        """Refuses a group size that is not the config's.
-
-        Raises:
-            ArgTypeError, RangeError, UnsupportedError, ConfigError: as it is no int, not positive,
-                of no format, or of another granularity.
-        """
-        rule = f"{self.group_size}, for scales a {self.granularity}"
-        if isinstance(group_size, bool) or not isinstance(group_size, numbers.Integral):
-            got = f"{type(group_size).__name__} {group_size!r}"
-            raise ArgTypeError(message(api, "group_size", rule, got))
-        if group_size == 0 or group_size < -1:
-            raise RangeError(message(api, "group_size", rule, group_size))
-        if group_size not in GROUP_SIZES:
-            known = ", ".join(f"{size} ({what})" for size, what in GROUP_SIZES.items())
-            raise UnsupportedError(message(api, "group_size", f"one of {known}", group_size))
-        if group_size != self.group_size:
-            raise ConfigError(message(api, "group_size", rule, group_size))
+        what = f"for scales a {self.granularity}"
+        check_group_size(api, group_size, self.group_size, what)
 
 
 def _static_scale(api: str, input_scale: Any) -> Any:

@@ -7,25 +7,16 @@ from typing import Any, Final, NamedTuple
 from nbmoe import ops
 from nbmoe.activation import GatedActivation
 from nbmoe.config import QuantConfig
-from nbmoe.errors import (
-    ArgTypeError,
-    ConfigError,
-    ScaleError,
-    UnsupportedError,
-    message,
-)
+from nbmoe.errors import ArgTypeError, ConfigError, ScaleError, message
 from nbmoe.formats import MXFP4, MXFP8, NVFP4, BlockFormat
+from nbmoe.reference.quantize import check_tensor_factor
 from nbmoe.scale_specs import dtype_name
-from nbmoe.strategies.expert_inputs import (
-    host_usage,
-    inverse_scales,
-    take_expert_inputs,
-)
+from nbmoe.strategies.expert_inputs import host_usage, inverse_scales, take_expert_inputs
+from nbmoe.strategies.group_size import check_group_size
 from nbmoe.strategies.weight_scales import tile_weight_scales
 from nbmoe.validate import Call
 
 NAME: Final = "NvMxf4f8Strategy"
-GROUP_SIZES: Final = {16: "NVFP4", 32: "MXFP4 and MXFP8", 128: "FP8"}
 
 
 class SwigluOperands(NamedTuple):
@@ -188,9 +179,9 @@ class NvMxf4f8Strategy:
         if scales_offset is None:
             raise ScaleError(message(api, "scales_offset", "(S,) uint32", "None", "required"))
         run = self._run(stream, validate)
-        factors = input_scale
-        if self.is_nvfp4 and not scales_are_inverted:
-            factors = inverse_scales(api, "input_scale", input_scale, "expert", **run)
+        factors = self._inverted(
+            api, "input_scale", input_scale, "expert", scales_are_inverted, run
+        )
         return ops.grouped_quantize_dynamic_block_scaled(
             tensor,
             expert_start,
@@ -224,7 +215,7 @@ class NvMxf4f8Strategy:
 
         Args:
             gate_up_projs: (M, 2D) bfloat16.
-            input_scales: (S,) float32 input scales of the down projection, by slot; NVFP4 only.
+            input_scales: (S,) float32 input scales of the down projection, by slot; None for MX.
             expert_inputs: The six operands; the routing is taken from them.
             max_padded_M: Accepted without effect, an int >= 0.
             activation: The activation, None for silu; a function will do.
@@ -237,6 +228,7 @@ class NvMxf4f8Strategy:
 
         Raises:
             ScaleError: NVFP4 lacks its input scales, or one is not positive or not finite.
+            ConfigError: an MX format came with input scales.
             ArgTypeError: `expert_inputs` are not six, `max_padded_M` no int, or `activation` no
                 GatedActivation.
             RangeError: `max_padded_M` is negative.
@@ -252,7 +244,7 @@ class NvMxf4f8Strategy:
             inputs.expert_start,
             inputs.scales_offsets,
             inputs.expert_ids,
-            self._inverted(api, input_scales, scales_are_inverted, run),
+            self._inverted(api, "input_scales", input_scales, "slot", scales_are_inverted, run),
             format=self.format,
             interleaved=interleaved,
             activation=activation,
@@ -343,7 +335,7 @@ class NvMxf4f8Strategy:
             weight: (E, 2D, K) or packed (E, 2D, K/2) codes, gate 0, up 0, gate 1, ...
             weight_scales: (E, ceil(2D/128), ceil(K/(4 * block)), 32, 4, 4), rows likewise.
             expert_scales: (E,) float32 factors, by expert id; NVFP4 needs them, None means ones.
-            input_scales: (S,) float32 input scales of the down projection, by slot; NVFP4 only.
+            input_scales: (S,) float32 input scales of the down projection, by slot; None for MX.
             expert_inputs: The six operands.
             estimated_total_m: Expected rows, to choose tile sizes by; never changes a byte.
             activation: A named activation, None for silu.
@@ -358,8 +350,8 @@ class NvMxf4f8Strategy:
 
         Raises:
             ScaleError: NVFP4 without `expert_scales` or `input_scales`, or a scale cannot be used.
-            ConfigError: the weight is not of the strategy's format, row scales came without NVFP4,
-                or the activation is a function.
+            ConfigError: the weight is not of the strategy's format, input or row scales came
+                without NVFP4, or the activation is a function.
             ArgTypeError, RangeError, DTypeError, ShapeError, LayoutError, AliasError, DeviceError,
             RoutingError: as of `nbmoe.ops.grouped_matmul_blocked_swiglu`.
         """
@@ -375,7 +367,9 @@ class NvMxf4f8Strategy:
             inputs.scales_offsets,
             inputs.expert_ids,
             expert_scales=expert_scales,
-            c_input_scales=self._inverted(api, input_scales, scales_are_inverted, run),
+            c_input_scales=self._inverted(
+                api, "input_scales", input_scales, "slot", scales_are_inverted, run
+            ),
             **self._formats(),
             bias=bias,
             activation=activation,
@@ -402,10 +396,11 @@ class NvMxf4f8Strategy:
         Args:
             expert_inputs: The six operands.
             expert_scales: (E,) float32 factors, by expert id; NVFP4 needs them.
-            input_scales: (S,) float32 input scales of the down projection; NVFP4 needs them.
+            input_scales: (S,) float32 input scales of the down projection; None for MX.
 
         Raises:
             ScaleError: NVFP4 lacks a scale, or an input scale has no finite positive inverse.
+            ConfigError: an MX format came with input scales.
             ArgTypeError, DTypeError, ShapeError, RangeError, RoutingError: as of
                 `nbmoe.strategies.expert_inputs.take_expert_inputs`.
         """
@@ -413,7 +408,8 @@ class NvMxf4f8Strategy:
         inputs = take_expert_inputs(api, expert_inputs, validate)
         if self.is_nvfp4 and expert_scales is None:
             raise ScaleError(message(api, "expert_scales", "(E,) float32", "None", "required"))
-        inverse = self._inverted(api, input_scales, False, self._run(stream, validate))
+        run = self._run(stream, validate)
+        inverse = self._inverted(api, "input_scales", input_scales, "slot", False, run)
         stats = host_usage(inputs)
         return SwigluOperands(*inputs._replace(usage_stats=stats), inverse, expert_scales)
 
@@ -482,16 +478,15 @@ class NvMxf4f8Strategy:
             "out_type": self.format.codes_dtype,
         }
 
-    def _inverted(self, api: str, scales: Any, inverted: bool, run: dict[str, Any]) -> Any:
-        if not self.is_nvfp4:
-            return None
-        return scales if inverted else inverse_scales(api, "input_scales", scales, "slot", **run)
+    def _inverted(
+        self, api: str, arg: str, scales: Any, per: str, inverted: bool, run: dict[str, Any]
+    ) -> Any:
+        """The inverses of NVFP4's input scales; None for MX formats, which have none."""
+        check_tensor_factor(api, arg, self.format, scales)
+        if inverted or not self.is_nvfp4:
+            return scales
+        return inverse_scales(api, arg, scales, per, **run)
 
     def _check_group(self, api: str, group_size: Any) -> None:
-        size = Call(api, None).integer("group_size", group_size, 1)
-        if size not in GROUP_SIZES:
-            rule = f"one of {GROUP_SIZES}"
-            raise UnsupportedError(message(api, "group_size", rule, size))
-        if size != self.format.block:
-            rule = f"{self.format.block}, the block of {self.format.name}"
-            raise ConfigError(message(api, "group_size", rule, size))
+        what = f"the block of {self.format.name}"
+        check_group_size(api, group_size, self.format.block, what)

@@ -17,7 +17,6 @@ from nbmoe.errors import (
     ArgTypeError,
     CaptureError,
     ConfigError,
-    DeviceError,
     DTypeError,
     LayoutError,
     RangeError,

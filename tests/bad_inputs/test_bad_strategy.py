@@ -111,16 +111,16 @@ def test_constructor(case: Case, recorder: Recorder) -> None:
 def group_cases(method: Method) -> Iterator[Case]:
     """Groups that are of no format, or of another."""
     arg, block = "group_size", BLOCK[method.variant]
-    yield Case("Q1", put(group_size=0), RangeError, arg, "0", r"\[1, ")
-    yield Case("Q2", put(group_size=-16), RangeError, arg, "-16", r"\[1, ")
-    says = "16: 'NVFP4', 32: 'MXFP4 and MXFP8', 128: 'FP8'"
-    yield Case("Q3", put(group_size=24), UnsupportedError, arg, "24", says)
-    for other in sorted({16, 32, 128} - {block}):
-        says = f"{block}, the block of "
+    says = f"{block}, the block of "
+    yield Case("Q1", put(group_size=0), RangeError, arg, "0", says)
+    yield Case("Q2", put(group_size=-16), RangeError, arg, "-16", says)
+    known = r"-1 \(FP8 rows and tensors\), 16 \(NVFP4\), 32 \(MX\), 128 \(FP8 blocks\)"
+    yield Case("Q3", put(group_size=24), UnsupportedError, arg, "24", known)
+    for other in sorted({-1, 16, 32, 128} - {block}):
         yield Case(f"Q4-{other}", put(group_size=other), ConfigError, arg, str(other), says)
-    yield Case("Q6", put(group_size=16.0), ArgTypeError, arg, r"float 16\.0", "an int")
-    yield Case("Q7", put(group_size=True), ArgTypeError, arg, "bool True", "an int")
-    yield Case("Q6-none", put(group_size=None), ArgTypeError, arg, "NoneType None", "an int")
+    yield Case("Q6", put(group_size=16.0), ArgTypeError, arg, r"float 16\.0", says)
+    yield Case("Q7", put(group_size=True), ArgTypeError, arg, "bool True", says)
+    yield Case("Q6-none", put(group_size=None), ArgTypeError, arg, "NoneType None", says)
 
 
 @pytest.mark.parametrize(("method", "case"), table(of("quantize", "grouped_quantize"), group_cases))
@@ -184,11 +184,28 @@ def test_inverted_twice(method: Method, recorder: Recorder) -> None:
         method.bound()(**arguments)
 
 
-@pytest.mark.parametrize("method", [m for m in of("grouped_quantize") if m.variant != "nvfp4"])
-def test_mx_has_no_input_scale(method: Method, recorder: Recorder) -> None:
-    scales = put(input_scale=np.ones(EXPERTS, np.float32))
-    case = Case("Q19", scales, ConfigError, "sf_tensor", "an array", "None", api=method.op)
-    check(method, case, recorder)
+SCALELESS = of("grouped_quantize", "fused_silu_quantize", "grouped_matmul_swiglu")
+SCALELESS = [method for method in SCALELESS if method.variant != "nvfp4"]
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize("method", SCALELESS, ids=str)
+def test_mx_has_no_input_scale(method: Method, inverted: bool, recorder: Recorder) -> None:
+    arg = scale_name(method)
+    for values in (np.ones(EXPERTS, np.float32), np.float32([NAN])):
+        scales = put(**{arg: values}, scales_are_inverted=inverted)
+        check(method, Case("Q19", scales, ConfigError, arg, "an array", "None"), recorder)
+
+
+@pytest.mark.parametrize("variant", [v for v in BLOCK_FORMATS if v != "nvfp4"])
+def test_mx_prepares_no_input_scale(variant: str, recorder: Recorder) -> None:
+    fmt = variant.partition("x")[0] if "xmx" in variant else variant
+    entry = f"grouped_matmul_blocked_swiglu:{variant}"
+    method = Method(
+        "prepare_swiglu_operands", variant, lambda: {"expert_inputs": expert_inputs(entry)}
+    )
+    scales = put(input_scales=np.ones(EXPERTS, np.float32))
+    check(method, Case("Q19", scales, ConfigError, "input_scales", "an array", "None"), recorder)
 
 
 def routing_cases(method: Method) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""P1, P3, P5, P7: the quantizers of every format equal the reference byte for byte."""
+"""P1, P3, P5-P8: the quantizers of every format equal the reference byte for byte."""
 
 from typing import Any
 
@@ -17,10 +17,33 @@ from tests.ops.quantize_formats import (
     result_shapes,
     slot_shapes,
 )
+from tests.ops.slot_properties import (
+    EDGES,
+    Quantizer,
+    check_isolation,
+    check_masked,
+    check_rows_alone,
+    check_writes,
+)
 from tests.strategies import MX_WIDTHS, VALUES, Slots, activations, seeds, slots
 
 grouped = ops.grouped_quantize_dynamic_block_scaled
 rows_alone = ops.quantize_dynamic_block_scaled
+
+targets = st.sampled_from(MX_RULES)
+widths = st.sampled_from(MX_WIDTHS)
+
+
+def quantizer(kernels: Any, name: str, rule: str, k: int, sf: Any = None) -> Quantizer:
+    """The grouped quantizer of a format; factors, if it has them, are by expert."""
+
+    def run(x: Any, slots: Slots, which: slice, **kwargs: Any) -> Any:
+        metadata = slots.starts, slots.offsets, slots.ids
+        options = {**ARGUMENTS[name], "scale_rule": rule, **kwargs}
+        return kernels(grouped, x, *metadata, sf, **options)
+
+    blocks = k // (16 if name == "nvfp4" else 32)
+    return Quantizer(run, lambda rows, slots: slot_shapes(name, rows, slots, k), blocks)
 
 
 @given(
@@ -44,6 +67,51 @@ def test_equals_reference(
         **ARGUMENTS[name],
         scale_rule=rule,
     )
+
+
+@given(slots(), widths, st.sampled_from(VALUES), targets, seeds)
+@example(EDGES, 160, "nan rows", ("mxfp4", "even"), 0)
+@example(EDGES, 96, "gauss", ("mxfp8", "floor"), 1)
+def test_row_alone_equals_row_in_batch(
+    kernels: Any, slots: Slots, k: int, kind: str, target: tuple[str, str], seed: int
+) -> None:
+    """P3: also beside rows of NaN and infinity."""
+    rng = np.random.default_rng(seed)
+    x = activations(rng, slots.rows, k, kind)
+    check_rows_alone(quantizer(kernels, *target, k), x, slots, rng)
+
+
+@given(slots(), widths, st.sampled_from(("gauss", "heavy")), targets, seeds)
+@example(EDGES, 160, "gauss", ("mxfp4", "rceil"), 0)
+@example(EDGES, 96, "heavy", ("mxfp8", "even"), 1)
+def test_slots_are_isolated(
+    kernels: Any, slots: Slots, k: int, kind: str, target: tuple[str, str], seed: int
+) -> None:
+    """P6."""
+    rng = np.random.default_rng(seed)
+    x = activations(rng, slots.rows, k, kind)
+    check_isolation(quantizer(kernels, *target, k), x, slots, rng)
+
+
+@given(slots(), widths, st.sampled_from(VALUES), targets, seeds)
+@example(EDGES, 160, "heavy", ("mxfp4", "floor"), 0)
+@example(EDGES, 96, "nan rows", ("mxfp8", "rceil"), 1)
+def test_writes_are_complete_and_bounded(
+    kernels: Any, slots: Slots, k: int, kind: str, target: tuple[str, str], seed: int
+) -> None:
+    """P5, P7."""
+    rng = np.random.default_rng(seed)
+    x = activations(rng, slots.rows, k, kind)
+    check_writes(quantizer(kernels, *target, k), x, slots, rng)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("all_masked", [False, True])
+def test_masked_and_empty_slots(kernels: Any, name: str, all_masked: bool) -> None:
+    rng = np.random.default_rng(3)
+    x = activations(rng, 6, 96, "gauss")
+    sf = np.float32([7, 1, 3, 0.5]) if name == "nvfp4" else None
+    check_masked(quantizer(kernels, name, "rceil", 96, sf), x, all_masked, rng)
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "mxfp8"])

@@ -1,4 +1,4 @@
-"""P1, P3, P5, P7, P8: row-scaled NVFP4 equals the reference byte for byte."""
+"""P1, P3, P5-P8: row-scaled NVFP4 equals the reference byte for byte."""
 
 from typing import Any
 
@@ -11,16 +11,33 @@ from hypothesis import strategies as st
 from nbmoe import ops
 from tests.ops.compare import Shapes, assert_equals_reference, assert_same
 from tests.ops.quantize_formats import slot_shapes
+from tests.ops.slot_properties import (
+    EDGES,
+    Quantizer,
+    check_isolation,
+    check_masked,
+    check_rows_alone,
+    check_writes,
+)
 from tests.strategies import VALUES, WIDTHS, Slots, activations, seeds, slots
 
 quantize = ops.grouped_quantize_nvfp4_row_scaled
+widths = st.sampled_from(WIDTHS)
 
 
 def shapes(rows: int, slots: Slots, k: int) -> Shapes:
     return (*slot_shapes("nvfp4", rows, slots, k), ((rows,), ml_dtypes.bfloat16))
 
 
-@given(slots(), st.sampled_from(WIDTHS), st.sampled_from(VALUES), st.booleans(), seeds)
+def quantizer(kernels: Any, k: int, relu2: bool) -> Quantizer:
+    def run(x: Any, slots: Slots, which: slice, **kwargs: Any) -> Any:
+        metadata = slots.starts, slots.offsets, slots.ids
+        return kernels(quantize, x, *metadata, relu2=relu2, **kwargs)
+
+    return Quantizer(run, lambda rows, slots: shapes(rows, slots, k), k // 16)
+
+
+@given(slots(), widths, st.sampled_from(VALUES), st.booleans(), seeds)
 @example(Slots((33, 0, 3), (2, -1, 1), 3, 130), 272, "heavy", True, 0)
 def test_equals_reference(
     kernels: Any, slots: Slots, k: int, kind: str, relu2: bool, seed: int
@@ -28,6 +45,42 @@ def test_equals_reference(
     x = activations(np.random.default_rng(seed), slots.rows, k, kind)
     args = (x, slots.starts, slots.offsets, slots.ids)
     assert_equals_reference(kernels, quantize, shapes(slots.rows, slots, k), *args, relu2=relu2)
+
+
+@given(slots(), widths, st.sampled_from(VALUES), st.booleans(), seeds)
+@example(EDGES, 80, "nan rows", False, 0)
+@example(EDGES, 112, "gauss", True, 1)
+def test_row_alone_equals_row_in_batch(
+    kernels: Any, slots: Slots, k: int, kind: str, relu2: bool, seed: int
+) -> None:
+    """P3: its row scale too, also beside rows of NaN and infinity."""
+    rng = np.random.default_rng(seed)
+    x = activations(rng, slots.rows, k, kind)
+    check_rows_alone(quantizer(kernels, k, relu2), x, slots, rng)
+
+
+@given(slots(), widths, st.sampled_from(("gauss", "heavy")), st.booleans(), seeds)
+@example(EDGES, 80, "gauss", False, 0)
+@example(EDGES, 112, "heavy", True, 1)
+def test_slots_are_isolated(
+    kernels: Any, slots: Slots, k: int, kind: str, relu2: bool, seed: int
+) -> None:
+    """P6."""
+    rng = np.random.default_rng(seed)
+    x = activations(rng, slots.rows, k, kind)
+    check_isolation(quantizer(kernels, k, relu2), x, slots, rng)
+
+
+@given(slots(), widths, st.sampled_from(VALUES), st.booleans(), seeds)
+@example(EDGES, 80, "heavy", False, 0)
+@example(EDGES, 112, "nan rows", True, 1)
+def test_writes_are_complete_and_bounded(
+    kernels: Any, slots: Slots, k: int, kind: str, relu2: bool, seed: int
+) -> None:
+    """P5, P7, P8: row scales too."""
+    rng = np.random.default_rng(seed)
+    x = activations(rng, slots.rows, k, kind)
+    check_writes(quantizer(kernels, k, relu2), x, slots, rng)
 
 
 @pytest.mark.parametrize("relu2", [False, True])
@@ -51,12 +104,11 @@ def test_gather_without_ids(kernels: Any, relu2: bool) -> None:
     assert_same(got[0][:used], plain[0], "codes")
 
 
-def test_masked_slot_gets_zeros(kernels: Any) -> None:
-    slots = Slots((2, 3), (-1, 5), 6, 0)
-    x = activations(np.random.default_rng(2), 5, 32, "gauss")
-    codes, scales, row_scales = kernels(quantize, x, slots.starts, slots.offsets, slots.ids)
-    assert not codes[:2].any() and not scales[0].any() and not row_scales[:2].view(np.uint16).any()
-    assert codes[2:].any() and scales[1].any() and row_scales[2:].view(np.uint16).all()
+@pytest.mark.parametrize("all_masked", [False, True])
+def test_masked_and_empty_slots(kernels: Any, all_masked: bool) -> None:
+    rng = np.random.default_rng(2)
+    x = activations(rng, 6, 48, "gauss")
+    check_masked(quantizer(kernels, 48, False), x, all_masked, rng)
 
 
 def test_row_scale_of_known_rows(kernels: Any) -> None:

@@ -1,19 +1,24 @@
-"""P1, P5, P7: activation with quantization equals the reference, and the fused matmul, in bytes."""
+"""P1, P3, P5-P8: activation with quantization equals the reference byte for byte."""
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nbmoe import ops
 from nbmoe.activation import GatedActivation
-from nbmoe.formats import PAIRS
 from tests.ops.compare import assert_equals_reference, assert_same
-from tests.ops.operands import make_product
 from tests.ops.quantize_formats import MX_RULES, slot_shapes
+from tests.ops.slot_properties import (
+    EDGES,
+    Quantizer,
+    check_isolation,
+    check_masked,
+    check_rows_alone,
+    check_writes,
+)
 from tests.strategies import VALUES, Slots, activations, factors, seeds, slots
 
 quantize = ops.fused_silu_quantize
@@ -36,29 +41,45 @@ def shifted(gate: Any, up: Any) -> Any:
 
 
 OWN = GatedActivation(gated_activation_fn=squared_plus)
-CASES = [
+NAMED = [
     ("nvfp4", None),
     ("nvfp4", OAI),
     ("mxfp4", GELU),
     ("mxfp8", GatedActivation(limit=2.5)),
-    ("mxfp8", OWN),
+    ("mxfp8", OAI),
 ]
+CASES = [*NAMED, ("mxfp8", OWN)]
+FORMATS = [NAMED[0], NAMED[2], NAMED[3]]
+Case = tuple[str, GatedActivation | None]
+
+named = st.sampled_from(NAMED)
+groups = slots(max_rows=140)
+widths = st.sampled_from((32, 96, 160))
 
 
-@given(
-    slots(max_rows=140),
-    st.sampled_from((32, 96, 160)),
-    st.sampled_from(VALUES),
-    st.sampled_from(CASES),
-    st.booleans(),
-    seeds,
-)
+def quantizer(
+    kernels: Any, case: Case, d: int, interleaved: bool, factors: Any, **arguments: Any
+) -> Quantizer:
+    """The operation for a format and an activation; NVFP4 has factors by slot."""
+    name, activation = case
+
+    def run(x: Any, slots: Slots, which: slice, **kwargs: Any) -> Any:
+        own = None if name != "nvfp4" else factors[which].copy()
+        options = {"activation": activation, "interleaved": interleaved, **arguments, **kwargs}
+        metadata = slots.starts, slots.offsets, slots.ids
+        return kernels(quantize, x, *metadata, own, format=name, **options)
+
+    blocks = d // (16 if name == "nvfp4" else 32)
+    return Quantizer(run, lambda rows, slots: slot_shapes(name, rows, slots, d), blocks)
+
+
+@given(groups, widths, st.sampled_from(VALUES), st.sampled_from(CASES), st.booleans(), seeds)
 def test_equals_reference(
     kernels: Any,
     slots: Slots,
     d: int,
     kind: str,
-    case: tuple[str, GatedActivation | None],
+    case: Case,
     interleaved: bool,
     seed: int,
 ) -> None:
@@ -75,6 +96,48 @@ def test_equals_reference(
         activation=activation,
         interleaved=interleaved,
     )
+
+
+@given(groups, widths, st.sampled_from(VALUES), named, st.booleans(), seeds)
+@example(EDGES, 96, "nan rows", NAMED[0], True, 0)
+@example(EDGES, 160, "infinite", NAMED[2], False, 1)
+@example(EDGES, 32, "gauss", NAMED[4], True, 2)
+def test_row_alone_equals_row_in_batch(
+    kernels: Any, slots: Slots, d: int, kind: str, case: Case, interleaved: bool, seed: int
+) -> None:
+    """P3: also beside rows of NaN and infinity."""
+    rng = np.random.default_rng(seed)
+    x = activations(rng, slots.rows, 2 * d, kind)
+    sf = factors(rng, len(slots.counts))
+    check_rows_alone(quantizer(kernels, case, d, interleaved, sf), x, slots, rng)
+
+
+@given(groups, widths, named, st.booleans(), seeds)
+@example(EDGES, 96, NAMED[1], True, 0)
+@example(EDGES, 160, NAMED[2], False, 1)
+@example(EDGES, 32, NAMED[3], True, 2)
+def test_slots_are_isolated(
+    kernels: Any, slots: Slots, d: int, case: Case, interleaved: bool, seed: int
+) -> None:
+    """P6."""
+    rng = np.random.default_rng(seed)
+    x = activations(rng, slots.rows, 2 * d, "gauss")
+    sf = rng.uniform(0.5, 100, len(slots.counts)).astype(np.float32)
+    check_isolation(quantizer(kernels, case, d, interleaved, sf), x, slots, rng)
+
+
+@given(groups, widths, st.sampled_from(VALUES), named, st.booleans(), seeds)
+@example(EDGES, 96, "nan rows", NAMED[0], False, 0)
+@example(EDGES, 160, "heavy", NAMED[2], True, 1)
+@example(EDGES, 32, "infinite", NAMED[4], False, 2)
+def test_writes_are_complete_and_bounded(
+    kernels: Any, slots: Slots, d: int, kind: str, case: Case, interleaved: bool, seed: int
+) -> None:
+    """P5, P7."""
+    rng = np.random.default_rng(seed)
+    x = activations(rng, slots.rows, 2 * d, kind)
+    sf = factors(rng, len(slots.counts))
+    check_writes(quantizer(kernels, case, d, interleaved, sf), x, slots, rng)
 
 
 @pytest.mark.parametrize(("name", "rule"), [MX_RULES[1], MX_RULES[5]])
@@ -96,34 +159,6 @@ def test_interleaved_columns_are_the_same_pairs(kernels: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("pair", PAIRS[:3], ids=lambda pair: pair[0].name)
-def test_after_a_matmul_it_equals_the_fused_matmul(kernels: Any, pair: Any) -> None:
-    """P3: the same bytes in one kernel and in two, whatever the rows' tiles."""
-    slots = Slots((9, 0, 17), (2, -1, 0), 3, 1)
-    p = make_product(3, slots, 128, 64, pair=pair)
-    factors = np.float32([0.5, 2, 8])
-    inverse = np.float32([3, 1, 0.25]) if pair[0].has_tensor_scale else None
-    gate_up = kernels(ops.grouped_matmul_block_scaled, *p.operands, factors, **p.keywords)
-    codes, scales = kernels(
-        quantize,
-        gate_up,
-        *(slots.starts, slots.offsets, slots.ids, inverse),
-        format=pair[0].name,
-        interleaved=True,
-        activation=OAI,
-    )
-    fused = kernels(
-        ops.grouped_matmul_blocked_swiglu,
-        *p.operands,
-        expert_scales=factors,
-        c_input_scales=inverse,
-        activation=OAI,
-        **p.keywords,
-    )
-    assert_same(codes[: slots.starts[-1]], fused[0][: slots.starts[-1]], "codes")
-    assert_same(scales, fused[1], "scales")
-
-
 def test_functions_alike_but_for_a_global_do_not_share_a_kernel(kernels: Any) -> None:
     namespace = {"SHIFT": np.float32(-0.25)}
     other = type(shifted)(shifted.__code__, namespace, shifted.__name__)
@@ -139,11 +174,22 @@ def test_functions_alike_but_for_a_global_do_not_share_a_kernel(kernels: Any) ->
     assert (results[0] != results[1]).any()
 
 
-def test_masked_slot_and_no_rows(kernels: Any) -> None:
-    """P8, and the rows of -1 get zeros even if they are NaN."""
-    x = np.full((2, 64), np.nan, np.float32).astype(ml_dtypes.bfloat16)
-    starts, offsets = np.uint32([0, 2]), np.zeros(1, np.uint32)
-    codes, scales = kernels(quantize, x, starts, offsets, np.int32([-1]), format="mxfp8")
-    assert not codes.view(np.uint8).any() and not scales.view(np.uint8).any()
-    codes, scales = kernels(quantize, x[:0], starts * 0, offsets, np.int32([0]), format="mxfp8")
-    assert (codes.shape, scales.shape) == ((0, 32), (0, 1, 32, 4, 4))
+@pytest.mark.parametrize("case", FORMATS, ids=lambda case: case[0])
+@pytest.mark.parametrize("all_masked", [False, True])
+def test_masked_and_empty_slots(kernels: Any, case: Case, all_masked: bool) -> None:
+    """Factors of masked and of empty slots may be anything."""
+    rng = np.random.default_rng(3)
+    x = activations(rng, 6, 192, "gauss")
+    sf = np.float32([np.nan, -1, np.nan if all_masked else 3, 0])
+    op = quantizer(kernels, case, 96, False, sf, validate="shapes")
+    check_masked(op, x, all_masked, rng)
+
+
+@pytest.mark.parametrize("case", FORMATS, ids=lambda case: case[0])
+def test_no_rows(kernels: Any, case: Case) -> None:
+    """P8."""
+    slots = Slots((0,), (0,), 1, 0)
+    op = quantizer(kernels, case, 32, False, np.float32([1]))
+    codes, scales = op.run(np.zeros((0, 64), np.uint16), slots, slice(None))
+    assert codes.shape == (0, 32 if case[0] == "mxfp8" else 16)
+    assert scales.shape == (0, 1, 32, 4, 4)
