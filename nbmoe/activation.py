@@ -55,8 +55,10 @@ class GatedActivation:
             activation. It is compiled by Numba with the kernel on a GPU and in the emulator, and
             called element by element in the reference. Sums, differences, products and quotients
             of float32 have the same bits everywhere; write constants as `numpy.float32(...)`, since
-            Python's floats are float64 to Numba. Functions of `math` differ between backends. The
-            fused matmuls take names only.
+            Python's floats are float64 to Numba. Functions that it calls must be compiled by
+            `numba.njit`; what Numba cannot compile is refused by the operation, except by the
+            backends that interpret Python (`reference`, `cudasim`). Functions of `math` differ
+            between backends. The fused matmuls take names only.
 
     Raises:
         ConfigError: The name is unknown, it takes no such constant, or it came with a function.
@@ -86,7 +88,7 @@ class GatedActivation:
             raise RangeError(message(_API, "limit", "a limit >= 0", self.limit))
         if name == "swigluoai" and (self.alpha == 0 or self.limit == 0):
             constant = "alpha" if self.alpha == 0 else "limit"
-            rule = f"a {constant} other than 0 for swigluoai"
+            rule = f"{constant} other than 0 for swigluoai"
             hint = "gpt-oss uses alpha=1.702, limit=7.0"
             raise RangeError(message(_API, constant, rule, getattr(self, constant), hint))
         if self.gated_activation_fn is not None:

@@ -28,7 +28,7 @@ from nbmoe.errors import ArgTypeError, ConfigError, DeviceError, UnsupportedErro
 from nbmoe.gpus import MIN_CAPABILITY, find_gpus, missing_packages
 from nbmoe.streams import synchronize
 from nbmoe_kernels.device.op import NUMPY_TYPES, Param
-from nbmoe_kernels.kernel import Executor, Grid, Kernel
+from nbmoe_kernels.kernel import CompileError, Executor, Grid, Kernel
 
 NAMES = ("gpu", "emulate", "cudasim", "reference")
 VARIABLE = "NBMOE_BACKEND"
@@ -273,18 +273,24 @@ class EmulateExecutor:
             grid: Thread blocks in x, y, z.
             args: numpy arrays and numbers in the order of `kernel.params`.
             stream: Ignored: the call returns when the kernel has finished.
+
+        Raises:
+            CompileError: Numba cannot compile the kernel.
         """
         import emulate
 
         values = [_argument(p, a) for p, a in zip(kernel.params, args, strict=True)]
-        emulate.launch(
-            kernel,
-            grid,
-            kernel.threads,
-            *values,
-            shared_bytes=kernel.shared_bytes,
-            engine=self.engine,
-        )
+        try:
+            emulate.launch(
+                kernel,
+                grid,
+                kernel.threads,
+                *values,
+                shared_bytes=kernel.shared_bytes,
+                engine=self.engine,
+            )
+        except emulate.CompileError as error:
+            raise CompileError(str(error)) from error
 
 
 def _argument(param: Param, value: Any) -> Any:

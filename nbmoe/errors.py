@@ -67,10 +67,6 @@ class ConfigError(NbmoeError, ValueError):
     """Options contradict each other."""
 
 
-class WorkspaceError(NbmoeError, ValueError):
-    """A scratch buffer is too small or was not reset."""
-
-
 class UnsupportedError(NbmoeError, NotImplementedError):
     """The operation is not available for this format, shape or device."""
 

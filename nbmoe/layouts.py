@@ -42,6 +42,26 @@ def tile_counts(rows: int, columns: int) -> tuple[int, int]:
     return ceil_div(rows, TILE_ROWS), ceil_div(columns, TILE_COLUMNS)
 
 
+def interleaved_block_scales_shape(rows: int, columns: int) -> tuple[int, int, int, int, int]:
+    """Shape of the tiles of a (rows, columns) matrix of block scales that needs no padding.
+
+    Args:
+        rows: R, a multiple of 128.
+        columns: C, a multiple of 4: K / 16 or K / 32.
+
+    Returns:
+        (R/128, C/4, 32, 4, 4).
+
+    Raises:
+        ShapeError: R or C is no such multiple; `interleave_scales` pads.
+    """
+    if rows % TILE_ROWS or columns % TILE_COLUMNS:
+        rule = f"rows % {TILE_ROWS} == 0 and columns % {TILE_COLUMNS} == 0"
+        got = f"{rows} rows and {columns} columns"
+        raise ShapeError(message("interleaved_block_scales_shape", "rows, columns", rule, got))
+    return (*tile_counts(rows, columns), *TILE_SHAPE)
+
+
 def scale_byte_offset(row: int, column: int, columns: int) -> int:
     """Byte offset of scale (row, column) in the tiled layout of a matrix `columns` wide.
 

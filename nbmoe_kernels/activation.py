@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from nbmoe_kernels.device.math import add_rn, div_rn, exp_f32, max_nan, mul_rn, sub_rn
+from nbmoe_kernels.device.math import add_rn, div_rn, exp_f32, max_nan, mul_rn, sigmoid, sub_rn
 from nbmoe_kernels.device.op import device_function
 
 _ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0.0, 0.5, 1.0, 2.0))
@@ -27,12 +27,6 @@ _INFINITY = np.float32(np.inf)
 _LOWEST = np.float32(-3.4028234663852886e38)
 _GELU_CUBIC = np.float32(0.044715)
 _GELU_FACTOR = np.float32(0.7978845608028654)
-
-
-@device_function
-def sigmoid(x):
-    """1 / (1 + exp(-x))."""
-    return div_rn(_ONE, add_rn(_ONE, exp_f32(sub_rn(_ZERO, x))))
 
 
 @device_function

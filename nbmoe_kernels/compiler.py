@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from nbmoe_kernels.device.op import STUBS
-from nbmoe_kernels.kernel import Kernel
+from nbmoe_kernels.kernel import CompileError, Kernel
 
 ComputeCapability = tuple[int, int]
 LINK_OPTIONS = ("-lto", "-fma=0")
@@ -48,7 +48,11 @@ def compile_ptx(kernel: Kernel, cc: ComputeCapability) -> str:
 
 def compile_cubin(kernel: Kernel, cc: ComputeCapability) -> bytes:
     """Machine code of a kernel, from the disk cache or compiled now."""
-    path = cache_directory() / f"{kernel.name}-{architecture(cc)}-{content_key(kernel, cc)}.cubin"
+    try:
+        key = content_key(kernel, cc)
+    except (OSError, TypeError) as error:  # a function without source, a value without a text
+        raise CompileError(f"{kernel.name}: {error}") from error
+    path = cache_directory() / f"{kernel.name}-{architecture(cc)}-{key}.cubin"
     if path.is_file():
         return path.read_bytes()
     cubin = _link(_library(_checked(kernel, cc)).get_ltoir(_target(cc)), cc)
@@ -89,16 +93,30 @@ def _library(kernel: Kernel) -> Any:
     from nbmoe_kernels.device.ptx import register_ops
 
     register_ops()
-    library, _ = _compile_pyfunc_with_fixup(
-        _with_device_functions(kernel.py_func, {}),
-        _numba_types(kernel),
-        device=False,
-        abi="numba",
-        cc=kernel.min_cc,
-        launch_bounds=(kernel.threads, kernel.min_blocks),
-    )
+    try:
+        library, _ = _compile_pyfunc_with_fixup(
+            _with_device_functions(kernel.py_func, {}),
+            _numba_types(kernel),
+            device=False,
+            abi="numba",
+            cc=kernel.min_cc,
+            launch_bounds=(kernel.threads, kernel.min_blocks),
+        )
+    except _numba_errors() as error:
+        raise CompileError(f"{kernel.name}: {error}") from error
     library._nvvm_options["fma"] = False
     return library
+
+
+def _numba_errors() -> tuple[type[Exception], ...]:
+    """Bases of what Numba raises; numba-cuda has a copy of its own."""
+    from numba.core import errors
+
+    try:
+        from numba.cuda.core import errors as cuda_errors
+    except ImportError:
+        return (errors.NumbaError,)
+    return errors.NumbaError, cuda_errors.NumbaError
 
 
 def _link(ltoir: bytes, cc: ComputeCapability) -> bytes:
@@ -132,14 +150,19 @@ def _numba_types(kernel: Kernel) -> tuple[Any, ...]:
 
 
 def _with_device_functions(fn: Callable[..., Any], seen: dict[Any, Any]) -> Any:
-    """A clone of ``fn`` in which every `device_function` it names is compiled and inlined."""
+    """A clone of ``fn`` in which every function it names is compiled and inlined.
+
+    Those are functions marked as `device_function`, and functions that Numba compiles for the CPU.
+    """
     from numba import cuda
+    from numba.core.registry import CPUDispatcher
 
     def replace(value: Any) -> Any:
-        if not getattr(value, "is_device_function", False):
+        is_jitted = isinstance(value, CPUDispatcher)
+        if not (is_jitted or getattr(value, "is_device_function", False)):
             return value
         if value not in seen:
-            body = _with_device_functions(value, seen)
+            body = _with_device_functions(value.py_func if is_jitted else value, seen)
             seen[value] = cuda.jit(device=True, inline="always")(body)
         return seen[value]
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from nbmoe_kernels.create_indices import NOWHERE
 from nbmoe_kernels.device.convert import bf16x2_of_f32
 from nbmoe_kernels.device.math import bits_f32, fma_rn
 from nbmoe_kernels.device.memory import load_v4, store_v4
@@ -27,7 +28,6 @@ from nbmoe_kernels.kernel import Executor, Kernel, kernel
 
 THREADS = 128
 COLUMNS_PER_THREAD = 8
-NO_ROW = np.uint32(0xFFFFFFFF)
 _ONE = np.float32(1.0)
 
 
@@ -70,7 +70,7 @@ def make_moe_finalize() -> Kernel:
             for j in range(top_k):
                 slot = np.uint64(token) * np.uint64(top_k) + np.uint64(j)
                 row = restore_token_order[slot]
-                if row != NO_ROW:
+                if row != NOWHERE:
                     weight = weights[slot]
                     at = np.uint64(row) * np.uint64(num_words) + np.uint64(word)
                     w0, w1, w2, w3 = load_v4(down, at)

@@ -14,13 +14,12 @@ import numpy as np
 from numba import cuda
 
 from nbmoe_kernels.activation import make_gated_activation
-from nbmoe_kernels.device.convert import bf16x2_of_f32
+from nbmoe_kernels.device.convert import bf16x2_of_f32, f32_of_bf16
 from nbmoe_kernels.device.math import bits_f32
 from nbmoe_kernels.device.memory import store_v4
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.gated_quantize import Activation, activation_name, load_gated
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
-from nbmoe_kernels.quantize_tile import f32_of_bf16
 
 THREADS = 128
 

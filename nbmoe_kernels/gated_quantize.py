@@ -32,7 +32,7 @@ import numpy as np
 from numba import cuda
 
 from nbmoe_kernels.activation import make_gated_activation
-from nbmoe_kernels.device.convert import permute_bytes
+from nbmoe_kernels.device.convert import f32_of_bf16, permute_bytes
 from nbmoe_kernels.device.math import bits_f32, div_rn
 from nbmoe_kernels.device.memory import load_shared_word
 from nbmoe_kernels.device.op import device_function, unroll
@@ -40,7 +40,6 @@ from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.quantize_tile import (
     THREADS,
     amax_of_values,
-    f32_of_bf16,
     load_16,
     make_quantize_tile,
     pair_max,

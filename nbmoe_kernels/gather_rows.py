@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from nbmoe_kernels.create_indices import NOWHERE
 from nbmoe_kernels.device.convert import bf16x2_of_f32
 from nbmoe_kernels.device.math import bits_f32, mul_rn
 from nbmoe_kernels.device.memory import load_v4, store_v4
@@ -25,7 +26,6 @@ from nbmoe_kernels.kernel import Executor, Kernel, kernel
 
 THREADS = 128
 COLUMNS_PER_THREAD = 8
-NO_ROW = np.uint32(0xFFFFFFFF)
 _ZERO = np.uint32(0)
 
 
@@ -54,7 +54,7 @@ def make_gather_rows() -> Kernel:
         if word < num_words:
             source = order[np.uint64(row)]
             w0, w1, w2, w3 = _ZERO, _ZERO, _ZERO, _ZERO
-            if source != NO_ROW:
+            if source != NOWHERE:
                 from_row = np.uint32(source // divisor)
                 at = np.uint64(from_row) * np.uint64(num_words) + np.uint64(word)
                 w0, w1, w2, w3 = load_v4(input, at)

@@ -13,6 +13,10 @@ from nbmoe_kernels.device.op import Param, parse_params
 Grid = tuple[int, int, int]
 
 
+class CompileError(RuntimeError):
+    """Numba cannot compile a kernel; the message is Numba's."""
+
+
 class NotLoadedError(RuntimeError):
     """A kernel would have to be compiled and loaded while the stream is being captured."""
 

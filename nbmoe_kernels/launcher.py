@@ -85,12 +85,12 @@ class GpuExecutor:
             raise RuntimeError(f"launch of {kernel.name} on grid {grid} failed: {error!r}")
 
     def _load(self, kernel: Kernel, stream: Any) -> _LoadedKernel:
-        from cuda.core import ObjectCode
-
         driver = self._driver
         _, capturing = driver.cuStreamIsCapturing(stream)
         if capturing != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
             raise NotLoadedError(f"{kernel.name} is not loaded yet")
+        from cuda.core import ObjectCode
+
         self.device.set_current()
         module = ObjectCode.from_cubin(compile_cubin(kernel, self.cc))
         function = module.get_kernel(entry_symbol(module.code))

@@ -11,17 +11,12 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.math import add_rn, bits_f32, mul_rn
+from nbmoe_kernels.device.convert import f32_of_bf16
+from nbmoe_kernels.device.math import add_rn, mul_rn
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.matmul_config import MatmulConfig
 
 ONE, ZERO, MINUS_ZERO = np.float32(1.0), np.float32(0.0), np.float32(-0.0)
-
-
-@device_function
-def f32_of_bf16(bits):
-    """A bf16's value."""
-    return bits_f32(np.uint32(np.uint32(bits) << np.uint32(16)))
 
 
 @device_function

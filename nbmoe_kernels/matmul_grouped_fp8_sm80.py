@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.convert import bf16x2_of_f32
+from nbmoe_kernels.device.convert import bf16x2_of_f32, f32_of_bf16
 from nbmoe_kernels.device.math import add_rn, fma_rn, mul_rn
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
@@ -44,7 +44,6 @@ from nbmoe_kernels.matmul_config import BLOCK_N, MatmulConfig
 from nbmoe_kernels.matmul_epilogue import (
     ONE,
     ZERO,
-    f32_of_bf16,
     make_lane_place,
     make_load_bias,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nbmoe_kernels.device.convert import f32_of_bf16
 from nbmoe_kernels.device.math import bits_f32, f32_bits, mul_rn
 from nbmoe_kernels.device.memory import load_v4, store_v2
 from nbmoe_kernels.device.mx import e4m3_code_of_f32, pack_low_bytes
@@ -85,11 +86,6 @@ def _magnitude_bf16(input, item):
 
 
 @device_function
-def _f32_of_bf16(value):
-    return bits_f32(np.uint32(np.uint32(value) << np.uint32(16)))
-
-
-@device_function
 def _f32_of_f16(value):
     bits = np.uint32(value)
     sign = np.uint32(np.uint32(bits & np.uint32(0x8000)) << np.uint32(16))
@@ -125,7 +121,7 @@ def make_items(kind: str) -> Items:
     if kind == "bf16x8":
         return Items(kind, 8, "u32", "u32", _magnitude_8, _quantize_8)
     if kind == "bf16":
-        return Items(kind, 1, "u8", "u16", _magnitude_bf16, _make_quantize(_f32_of_bf16))
+        return Items(kind, 1, "u8", "u16", _magnitude_bf16, _make_quantize(f32_of_bf16))
     if kind == "f16":
         return Items(kind, 1, "u8", "u16", None, _make_quantize(_f32_of_f16))
     if kind == "f32":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbmoe_kernels.block_quantizer import BlockQuantizer, DeviceFunction, make_block_quantizer
-from nbmoe_kernels.device.convert import bf16x2_of_f32, max_nan_bf16x2
+from nbmoe_kernels.device.convert import bf16x2_of_f32, f32_of_bf16, max_nan_bf16x2
 from nbmoe_kernels.device.math import bits_f32, div_rn, f32_bits, max_nan, mul_rn
 from nbmoe_kernels.device.memory import load_v4, store_v2, store_v4
 from nbmoe_kernels.device.mx import pack_low_bytes, quantize_4
@@ -101,12 +101,6 @@ def relu_squared(x):
     """bf16(max(x, 0)^2) as f32; a NaN stays."""
     positive = max_nan(x, _ZERO)
     return f32_of_bf16(bf16x2_of_f32(_ZERO, mul_rn(positive, positive)))
-
-
-@device_function
-def f32_of_bf16(bits):
-    """The value of the bf16 in the low half of a word."""
-    return bits_f32(np.uint32(bits << np.uint32(16)))
 
 
 @device_function

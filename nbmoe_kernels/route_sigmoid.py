@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.math import add_rn, div_rn, exp_f32, mul_rn, sub_rn
+from nbmoe_kernels.device.math import add_rn, div_rn, mul_rn, sigmoid
 from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
@@ -47,12 +47,6 @@ from nbmoe_kernels.route_select import (
 
 MAX_GROUPS = 32
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-
-
-@device_function
-def sigmoid(x):
-    """1 / (1 + exp(-x))."""
-    return div_rn(_ONE, add_rn(_ONE, exp_f32(sub_rn(_ZERO, x))))
 
 
 @device_function

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.convert import bf16x2_of_f32, max_nan_bf16x2
+from nbmoe_kernels.device.convert import bf16x2_of_f32, f32_of_bf16, max_nan_bf16x2
 from nbmoe_kernels.device.math import bits_f32, div_rn, f32_bits, max_nan
 from nbmoe_kernels.device.memory import load_v4
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.device.warp import shuffle_xor
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
-from nbmoe_kernels.quantize_tile import f32_of_bf16, relu_squared
+from nbmoe_kernels.quantize_tile import relu_squared
 from nbmoe_kernels.search import locate_rows
 
 THREADS = 128

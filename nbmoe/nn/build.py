@@ -7,10 +7,10 @@ from collections.abc import Callable
 from nbmoe.backend import Backend
 from nbmoe.checkpoints.stack import ExpertStack
 from nbmoe.config import QuantConfig, apply_fused_kernel_flags
-from nbmoe.errors import ConfigError, UnsupportedError, message
+from nbmoe.errors import ConfigError, ShapeError, UnsupportedError, message
 from nbmoe.nn.block_experts import BlockExperts
 from nbmoe.nn.experts import Experts, Put, putter
-from nbmoe.nn.products import Bf16Product, Fp8Product, Product, W4A16Product
+from nbmoe.nn.products import BLOCK, Bf16Product, Fp8Product, Product, W4A16Product
 from nbmoe.nn.row_experts import RowExperts
 from nbmoe.scale_specs import ScaleOrigin
 from nbmoe.strategies import Fp8Strategy, NvMxf4f8Strategy
@@ -70,6 +70,7 @@ def build_experts(
 
     Raises:
         ConfigError: The config is of another format than the stack.
+        ShapeError: Blocks of FP8 weights that alternate would have to be padded.
         UnsupportedError: Weights of this format are not multiplied by such activations.
     """
     activation = stack.activation
@@ -93,6 +94,9 @@ def build_experts(
         if fp8.scales_type != "float32":
             rule = "float32 scales, as the weights have"
             raise ConfigError(message(api, "quant_config", rule, f"{fp8.scales_type} scales"))
+        if interleaved and fp8.granularity == "block" and stack.moe_dim % BLOCK:
+            rule = f"D % {BLOCK} == 0 with interleaved gate and up, whose blocks cannot be padded"
+            raise ShapeError(message(api, "gate_up", rule, stack.moe_dim))
         product = Fp8Product(stack, put, fp8)
     elif pair[1] == "bf16" and stack.format in _UNQUANTIZED:
         product = _UNQUANTIZED[stack.format](stack, put)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ class Comparison:
 
     Attributes:
         arithmetic: Of the output, against float64 matmuls on the same quantized activations: what
-            the tensor core's cuts, float32 scales and bf16 roundings cost.
+            the tensor core's cuts, float32 scales and bf16 roundings cost. Shared experts included.
         inner: Of the activation between the matmuls, against an unrounded float64 activation of the
             same quantized input: mostly what quantizing it costs.
         total: Of the output, against a float64 layer whose activations are not quantized at all.
@@ -64,7 +65,8 @@ def compare_with_float64(
     inner = inner[:, : stack.moe_dim]  # without padding
 
     same, plain = np.zeros_like(tokens), np.zeros_like(tokens)
-    found_inner, exact_inner = [np.zeros((0, stack.moe_dim))], [np.zeros((0, stack.moe_dim))]
+    found_inner: list[F64Array] = []
+    exact_inner: list[F64Array] = []
     starts = trace.expert_start_indices.astype(np.int64)
     for expert in range(stack.num_experts):
         group = slice(starts[expert], starts[expert + 1])
@@ -84,18 +86,42 @@ def compare_with_float64(
         keep = finite[owners]
         found_inner.append(inner[group][keep])
         exact_inner.append(z[keep])
-    if trace.shared is not None and weights.shared is not None:
-        same += decode_bf16(trace.shared)
-        shared = _Expert(weights.shared, 0, activation or weights.shared.activation)
+    if trace.shared_parts is not None and weights.shared is not None:
+        stack, alone = weights.shared, _of_shared(trace, x)
+        shared = _Expert(stack, 0, activation or stack.activation)
+        hidden, inner = (exact_rows(stack, alone, "hidden"), exact_rows(stack, alone, "inner"))
+        inner = inner[:, : stack.moe_dim]
         with np.errstate(invalid="ignore", over="ignore"):
+            same += shared.down(inner)
             plain += shared.down(shared.activated(tokens))
+            z = shared.activated(hidden)
+        found_inner.append(inner[finite])
+        exact_inner.append(z[finite])
 
     output = decode_bf16(trace.output).astype(np.float64)[finite]
     return Comparison(
         arithmetic=relative_error(output, same[finite]),
-        inner=relative_error(np.concatenate(found_inner), np.concatenate(exact_inner)),
+        inner=relative_error(_flat(found_inner), _flat(exact_inner)),
         total=relative_error(output, plain[finite]),
     )
+
+
+def _of_shared(trace: MoETrace, x: npt.NDArray[Any]) -> MoETrace:
+    """The trace of shared experts that were computed apart: all tokens, in one group."""
+    assert trace.shared_parts is not None, "there are shared experts"
+    parts: dict[str, Any] = {**trace.shared_parts, "rows": x}
+    return dataclasses.replace(
+        trace,
+        **parts,
+        token_expert_order=np.arange(len(x), dtype=np.uint32),
+        expert_start_indices=np.array([0, len(x)], np.uint32),
+        scales_offset=np.zeros(1, np.uint32),
+    )
+
+
+def _flat(parts: list[F64Array]) -> F64Array:
+    """All elements of matrices whose widths may differ."""
+    return np.concatenate([np.zeros(0), *(part.ravel() for part in parts)])
 
 
 def relative_error(found: F64Array, exact: F64Array) -> float:

@@ -9,7 +9,7 @@ from nbmoe.activation import GatedActivation, take_activation
 from nbmoe.backend import resolve
 from nbmoe.checkpoints import ExpertWeights, read_layer
 from nbmoe.config import QuantConfig
-from nbmoe.errors import ConfigError, message
+from nbmoe.errors import ArgTypeError, ConfigError, message
 from nbmoe.nn.block_experts import FUSED_STAGE
 from nbmoe.nn.build import build_experts, strategy_name
 from nbmoe.nn.gate import MoEGate
@@ -39,6 +39,7 @@ class MoEQuantized(MoELayer):
         activation: GatedActivation | None = None,
         fused_shared_expert: bool | None = None,
         apply_router_weight_first: bool | None = None,
+        interleaved_gate_up: bool = False,
         backend: str | None = None,
     ) -> None:
         """Prepares a layer.
@@ -51,6 +52,8 @@ class MoEQuantized(MoELayer):
                 it is like them. Its NVFP4 input scale then counts for all.
             apply_router_weight_first: Whether routing weights multiply inputs, not outputs; None
                 for what the weights say.
+            interleaved_gate_up: Whether gate and up rows alternate in the weights, their scales and
+                biases, those of shared experts included: gate 0, up 0, gate 1, ...
             backend: "gpu", "emulate", "cudasim" or "reference"; None for `NBMOE_BACKEND`, or else
                 a GPU if one is usable and emulation if not.
 
@@ -58,6 +61,7 @@ class MoEQuantized(MoELayer):
             ConfigError: The backend's name is unknown, the weights are bf16, the config is of
                 another format, or a shared expert that is to be fused is unlike the routed ones.
             ArgTypeError: An argument is of another type.
+            ShapeError: `interleaved_gate_up` with FP8 blocks and D % 128 != 0.
             DeviceError, UnsupportedError: The backend cannot run here, or formats of weights and
                 activations do not go together.
             ScaleError: A product of scales leaves float32's normal range.
@@ -65,6 +69,9 @@ class MoEQuantized(MoELayer):
         api = type(self).__name__
         chosen = resolve(backend, api=api)
         self._check_format(weights)
+        if not isinstance(interleaved_gate_up, bool):
+            got = f"{type(interleaved_gate_up).__name__} {interleaved_gate_up!r}"
+            raise ArgTypeError(message(api, "interleaved_gate_up", "a bool", got))
         if activation is not None:
             weights = _with_activation(weights, take_activation(api, activation))
         shared = weights.shared
@@ -76,10 +83,12 @@ class MoEQuantized(MoELayer):
         routed = weights
         if shared is not None and fused_shared_expert:
             routed = prepend(weights, shared, api)  # type: ignore[assignment]
-        experts = build_experts(api, routed, chosen, config=quant_config)
+        experts = build_experts(
+            api, routed, chosen, config=quant_config, interleaved=interleaved_gate_up
+        )
         apart = None
         if shared is not None and not fused_shared_expert:
-            apart = build_experts(api, shared, chosen)
+            apart = build_experts(api, shared, chosen, interleaved=interleaved_gate_up)
         if apply_router_weight_first is None:
             apply_router_weight_first = weights.apply_router_weight_first
         super().__init__(

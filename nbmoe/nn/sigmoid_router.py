@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from nbmoe.errors import UnsupportedError, message
+from nbmoe.arrays import describe
+from nbmoe.errors import DTypeError, UnsupportedError, message
 from nbmoe.nn.gate import MoEGate
 
 _BIAS_TYPES = ("float32", "bfloat16")
@@ -53,7 +54,7 @@ class SigmoidTopKRouter(MoEGate):
 
         Raises:
             UnsupportedError: `correction_bias_dtype` is another type.
-            DTypeError, ShapeError: An array is of another type or shape.
+            DTypeError, ShapeError: An array is of another type or shape than it says above.
             ArgTypeError, RangeError, ConfigError: As `nbmoe.ops.route`.
         """
         if correction_bias_dtype not in _BIAS_TYPES:
@@ -71,6 +72,11 @@ class SigmoidTopKRouter(MoEGate):
             backend=backend,
         )
         self.correction_bias_dtype = correction_bias_dtype
+        if correction_bias is not None:
+            found = describe(type(self).__name__, "correction_bias", correction_bias)
+            if found.dtype != correction_bias_dtype:
+                rule = f"{correction_bias_dtype}, the correction_bias_dtype"
+                raise DTypeError(message(type(self).__name__, "correction_bias", rule, found))
         self._correction_bias = self._take_vector("correction_bias", correction_bias)
         self.options |= {"n_groups": n_groups, "topk_group": topk_group}
         self._check_options()

@@ -130,7 +130,7 @@ class StackedMoE(MoELayer):
             activation=take_activation(_API, activation),
             source=_API,
         )
-        _check_fit(stack, gate, interleaved)
+        _check_fit(stack, gate)
         experts = build_experts(_API, stack, chosen, config=quant_config, interleaved=interleaved)
         super().__init__(
             chosen,
@@ -216,12 +216,9 @@ def _row_major(
     return values, found
 
 
-def _check_fit(stack: ExpertStack, gate: MoEGate, interleaved: bool) -> None:
+def _check_fit(stack: ExpertStack, gate: MoEGate) -> None:
     expected = (gate.num_experts, gate.hidden_dim)
     found = (stack.num_experts, stack.hidden_size)
     if found != expected:
         rule = f"weights of {expected[0]} experts and hidden size {expected[1]}, the gate's"
         raise ShapeError(message(_API, "gate_up", rule, f"{found[0]} and {found[1]}"))
-    if interleaved and stack.format == "fp8_block" and stack.moe_dim % _BLOCK:
-        rule = f"D % {_BLOCK} == 0 with interleaved gate and up, whose blocks cannot be padded"
-        raise ShapeError(message(_API, "gate_up", rule, stack.moe_dim))

@@ -45,6 +45,7 @@ class MoETrace:
         inner_scales: Its scales.
         down: bf16 [M, H], output of the second matmul.
         shared: bf16 [T, H], output of shared experts that are computed apart.
+        shared_parts: Their own `hidden_codes` to `inner_scales` by name, T rows in one group.
         output: bf16 [T, H].
         seconds: Wall time of each stage in execution order. On a GPU each is measured to the end of
             its kernels, which costs a synchronization a stage that a plain call does not have.
@@ -65,6 +66,7 @@ class MoETrace:
     inner_scales: npt.NDArray[Any] | None
     down: npt.NDArray[Any]
     shared: npt.NDArray[Any] | None
+    shared_parts: dict[str, npt.NDArray[Any] | None] | None
     output: npt.NDArray[Any]
     seconds: dict[str, float]
 
@@ -80,14 +82,10 @@ class MoETrace:
             num_parts: Parts that the logits are in.
             seconds: Wall time of each stage.
         """
-        host: dict[str, Any] = {}
-        for name in _BF16:
-            host[name] = to_numpy(found[name], BFLOAT16) if name in found else None
-        for name in _PLAIN:
-            host[name] = to_numpy(found[name]) if name in found else None
+        host: dict[str, Any] = {name: _on_host(found, name) for name in (*_BF16, *_PLAIN)}
         for name in (*_ROUTING, "topk_ids", "topk_weights"):
             host[name] = to_numpy(found[name])
-        shared = found.get("shared.down")
+        shared = {name: _on_host(found, name, "shared.") for name in (*_BF16, *_PLAIN)}
         parts = to_numpy(found["logits"])
         parts = parts.reshape(len(parts), num_parts, parts.shape[1] // num_parts)
         logits = parts[:, 0].copy()
@@ -96,10 +94,17 @@ class MoETrace:
         return cls(
             **host,
             logits=logits,
-            shared=None if shared is None else to_numpy(shared, BFLOAT16),
+            shared=shared["down"],
+            shared_parts=None if shared["down"] is None else shared,
             output=to_numpy(output, BFLOAT16),
             seconds=seconds,
         )
+
+
+def _on_host(found: dict[str, Any], name: str, prefix: str = "") -> Any:
+    if prefix + name not in found:
+        return None
+    return to_numpy(found[prefix + name], BFLOAT16 if name in _BF16 else None)
 
 
 @dataclass

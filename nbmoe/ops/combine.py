@@ -9,9 +9,10 @@ import numpy as np
 from nbmoe import reference
 from nbmoe.errors import RangeError, RoutingError
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
+from nbmoe.reference.routing import NO_ROW
 from nbmoe.validate import BF16, F32, U32, Call
 from nbmoe.validate.call import MAX_BLOCKS_Y
-from nbmoe.validate.routing import NO_ROW, check_restore, first
+from nbmoe.validate.routing import check_restore, first
 
 
 def moe_finalize(

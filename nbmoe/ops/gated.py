@@ -6,7 +6,7 @@ from typing import Any
 
 from nbmoe import reference
 from nbmoe.activation import GatedActivation, take_activation
-from nbmoe.ops.launch import allocate, executor, flat, host_view, store
+from nbmoe.ops.launch import allocate, compiling, executor, flat, host_view, store
 from nbmoe.validate import BF16, Call
 from nbmoe.validate.call import MAX_BLOCKS_Y
 
@@ -45,6 +45,7 @@ def gated_activation(
 
     Raises:
         ArgTypeError: `activation` is no GatedActivation, or `interleaved` no bool.
+        ConfigError: Numba cannot compile its gated_activation_fn.
         UnsupportedError: `gate_up` is float16.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
     """
@@ -71,15 +72,16 @@ def gated_activation(
 
     from nbmoe_kernels.gated_activate import launch_gated_activate
 
-    launch_gated_activate(
-        executor(chosen, call),
-        *flat(chosen, result, x),
-        activation=chosen_activation.kernel_activation,
-        alpha=chosen_activation.alpha,
-        limit=chosen_activation.limit,
-        num_rows=rows,
-        num_cols=n // 2,
-        is_interleaved=interleaved,
-        stream=call.stream,
-    )
+    with compiling(call, chosen_activation):
+        launch_gated_activate(
+            executor(chosen, call),
+            *flat(chosen, result, x),
+            activation=chosen_activation.kernel_activation,
+            alpha=chosen_activation.alpha,
+            limit=chosen_activation.limit,
+            num_rows=rows,
+            num_cols=n // 2,
+            is_interleaved=interleaved,
+            stream=call.stream,
+        )
     return result.owner

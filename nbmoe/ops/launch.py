@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nbmoe import arrays, backend
+from nbmoe.activation import GatedActivation
 from nbmoe.arrays import Array, Kind, describe
 from nbmoe.backend import Backend
-from nbmoe.errors import CaptureError
+from nbmoe.errors import CaptureError, ConfigError
 from nbmoe.validate import Call, Elements
-from nbmoe_kernels.kernel import Executor, Grid, Kernel, NotLoadedError
+from nbmoe_kernels.kernel import CompileError, Executor, Grid, Kernel, NotLoadedError
 
 _NO_ELEMENTS = np.empty(0, np.uint8)
 
@@ -43,6 +45,30 @@ class _CallExecutor:
             rule = "a stream whose capture uses kernels that are loaded"
             hint = "warm up first: run the call once before the capture"
             raise CaptureError(self.call.message("stream", rule, error, hint)) from error
+
+
+@contextmanager
+def compiling(call: Call, activation: GatedActivation) -> Iterator[None]:
+    """Launches in here compile the caller's function, if the activation has one.
+
+    Raises:
+        ConfigError: Numba cannot compile it.
+    """
+    try:
+        yield
+    except CompileError as error:
+        if activation.gated_activation_fn is None:
+            raise
+        rule = "a gated_activation_fn that Numba compiles"
+        hint = "functions that it calls need numba.njit; objects and files are out of reach"
+        got = f"{activation.gated_activation_fn.__name__}: {_reason(error)}"
+        raise ConfigError(call.message("activation", rule, got, hint)) from error
+
+
+def _reason(error: CompileError) -> str:
+    """The line of Numba's message that says what is wrong; the first ones say where it was."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if line and "Failed in " not in line), str(error))
 
 
 def flat(chosen: Backend, *operands: Array | None) -> tuple[Any, ...]:

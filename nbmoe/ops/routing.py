@@ -11,9 +11,10 @@ from nbmoe import reference
 from nbmoe.errors import RoutingError, UnsupportedError
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
 from nbmoe.reference import RoutingIndices
+from nbmoe.reference.routing import NO_ROW
 from nbmoe.validate import BF16, F32, I32, U32, Call
 from nbmoe.validate.call import MAX_BLOCKS_Y
-from nbmoe.validate.routing import NO_ROW, check_topk_ids, first
+from nbmoe.validate.routing import check_topk_ids, first
 
 __all__ = ["RoutingIndices", "gather_rows", "moe_create_indices"]
 

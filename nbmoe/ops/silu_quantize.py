@@ -8,7 +8,7 @@ from nbmoe import reference
 from nbmoe.activation import GatedActivation, take_activation
 from nbmoe.formats import BlockFormat, block_format
 from nbmoe.layouts import activation_tiles
-from nbmoe.ops.launch import executor, flat, host_view
+from nbmoe.ops.launch import compiling, executor, flat, host_view
 from nbmoe.ops.quantized import result_shapes, results, store_used, take_buffers, take_name
 from nbmoe.reference.quantize import check_scale_rule, check_tensor_factor
 from nbmoe.validate import BF16, F32, Call
@@ -64,7 +64,8 @@ def fused_silu_quantize(
 
     Raises:
         ArgTypeError: `activation` is no GatedActivation, or another argument of the wrong type.
-        ConfigError: format or rule is unknown, or MX formats come with input_scales.
+        ConfigError: format or rule is unknown, MX formats come with input_scales, or Numba cannot
+            compile the gated_activation_fn.
         UnsupportedError: `gate_up` is float16.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other.
@@ -116,18 +117,19 @@ def fused_silu_quantize(
 
     from nbmoe_kernels.gated_quantize import launch_gated_quantize
 
-    launch_gated_quantize(
-        executor(chosen, call),
-        *flat(chosen, codes, scales, x, slots.starts, slots.offsets, slots.ids, factors),
-        format=fmt.name,
-        scale_rule=scale_rule,
-        activation=chosen_activation.kernel_activation,
-        alpha=chosen_activation.alpha,
-        limit=chosen_activation.limit,
-        num_active=slots.count,
-        num_cols=n // 2,
-        num_tiles=tiles,
-        is_interleaved=interleaved,
-        stream=call.stream,
-    )
+    with compiling(call, chosen_activation):
+        launch_gated_quantize(
+            executor(chosen, call),
+            *flat(chosen, codes, scales, x, slots.starts, slots.offsets, slots.ids, factors),
+            format=fmt.name,
+            scale_rule=scale_rule,
+            activation=chosen_activation.kernel_activation,
+            alpha=chosen_activation.alpha,
+            limit=chosen_activation.limit,
+            num_active=slots.count,
+            num_cols=n // 2,
+            num_tiles=tiles,
+            is_interleaved=interleaved,
+            stream=call.stream,
+        )
     return codes.owner, scales.owner

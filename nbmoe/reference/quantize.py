@@ -66,11 +66,6 @@ def _mx(amax: F32Array, fmt: BlockFormat, rule: str) -> tuple[U8Array, F32Array]
     return scale_bytes, np.float32(1) / codecs.decode_e8m0(scale_bytes)
 
 
-def quantize_nvfp4(x: F32Array, tensor_sf: np.float32) -> tuple[U8Array, U8Array]:
-    """`quantize_blocks` to NVFP4: packed codes (..., K/2) and e4m3 scale bytes (..., K/16)."""
-    return quantize_blocks(x, NVFP4, tensor_sf)
-
-
 def result_format(
     api: str, sf_vector_size: int, scales_type: str, out_type: str, scale_rule: str
 ) -> BlockFormat:

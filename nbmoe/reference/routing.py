@@ -12,6 +12,7 @@ from nbmoe.errors import RoutingError, message
 from nbmoe.layouts import U32Array, scales_offset
 
 NO_ROW: Final = 0xFFFFFFFF
+"""Position of a slot that was routed nowhere, and source of a row that nobody owns."""
 MASKED: Final = -1
 
 I32Array = npt.NDArray[np.int32]

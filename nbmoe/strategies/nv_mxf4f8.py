@@ -179,15 +179,12 @@ class NvMxf4f8Strategy:
         if scales_offset is None:
             raise ScaleError(message(api, "scales_offset", "(S,) uint32", "None", "required"))
         run = self._run(stream, validate)
-        factors = self._inverted(
-            api, "input_scale", input_scale, "expert", scales_are_inverted, run
-        )
         return ops.grouped_quantize_dynamic_block_scaled(
             tensor,
             expert_start,
             scales_offset,
             expert_ids,
-            factors,
+            self._inverted(api, "input_scale", input_scale, "expert", scales_are_inverted, run),
             **self._quantizer(),
             indices=indices,
             indices_divisor=indices_divisor,

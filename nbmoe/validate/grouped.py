@@ -11,9 +11,6 @@ from nbmoe.validate.call import Call
 from nbmoe.validate.elements import I32, U32
 from nbmoe.validate.routing import check_expert_ids, check_scale_offsets, check_starts
 
-BLOCK = 16
-TILE_K = 64
-
 
 @dataclass(frozen=True)
 class Groups:

@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 
 from nbmoe.errors import RoutingError, ShapeError
 from nbmoe.layouts import TILE_ROWS, ceil_div, tile_starts
+from nbmoe.reference.routing import NO_ROW
 from nbmoe.validate.call import Call
-
-NO_ROW = 0xFFFFFFFF
-"""Position of a slot that was routed nowhere, and source of a row that nobody owns."""
 
 
 def first(mask: NDArray[np.bool_]) -> int:

@@ -27,6 +27,12 @@ def bf16x2_of_f32(high, low):
     return np.uint32((bf16_of_f32(high) << np.uint32(16)) | bf16_of_f32(low))
 
 
+@device_function
+def f32_of_bf16(bits):
+    """The value of the bf16 in the low half of a word."""
+    return bits_f32(np.uint32(np.uint32(bits) << np.uint32(16)))
+
+
 @njit(inline="always")
 def _max_bf16(a, b):
     if (a & np.uint32(0x7FFF)) > np.uint32(0x7F80) or (b & np.uint32(0x7FFF)) > np.uint32(0x7F80):

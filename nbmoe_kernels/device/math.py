@@ -197,3 +197,9 @@ def exp_f32(x):
     low = bits_f32(np.uint32(np.int32(half + np.int32(127)) << np.int32(23)))
     high = bits_f32(np.uint32(np.int32(np.int32(power - half) + np.int32(127)) << np.int32(23)))
     return mul_rn(mul_rn(p, low), high)
+
+
+@device_function
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return div_rn(_ONE, add_rn(_ONE, exp_f32(sub_rn(_ZERO, x))))

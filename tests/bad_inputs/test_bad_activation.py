@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nbmoe import backend, ops
 from nbmoe.activation import GatedActivation
 from nbmoe.errors import (
     ArgTypeError,
@@ -18,10 +19,12 @@ from nbmoe.errors import (
     UnsupportedError,
 )
 from nbmoe.formats import FORMATS, NVFP4, BlockFormat
-from tests.bad_inputs.case import Case, Recorder, cast, check, edit, put, remake, table
+from nbmoe.operand import named_dtype
+from nbmoe_kernels.kernel import CompileError
+from tests.bad_inputs.case import Case, Recorder, cast, check, edit, put, refused, remake, table
 from tests.bad_inputs.common_out import replace_out
 from tests.bad_inputs.sizes import ROWS, TILES
-from tests.bad_inputs.valid import VALID
+from tests.bad_inputs.valid import VALID, function, op_name
 
 FUSED = "fused_silu_quantize"
 GATED = "gated_activation"
@@ -76,6 +79,46 @@ def test_function_is_for_the_chained_path(entry: str, recorder: Recorder) -> Non
     hint = "in separate calls"
     case = Case("fn", change, ConfigError, "activation", "gated_activation_fn", hint)
     check(entry, case, recorder)
+
+
+def helper(gate: Any) -> Any:
+    """A function that Numba has not compiled."""
+    return gate * gate
+
+
+@pytest.mark.parametrize("entry", BLOCKS)
+def test_function_that_does_not_compile(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever compiles it, the operation says so in a line; a kernel's own faults stay theirs."""
+
+    def refuse(*launch: Any) -> None:
+        raise CompileError("k: Failed in a pipeline\nFailed in nopython\n\nUntyped name 'x'\nFile")
+
+    monkeypatch.setattr(backend, "executor", lambda *args, **kwargs: refuse)
+    arguments = VALID[entry]()
+    arguments["activation"] = GatedActivation(gated_activation_fn=lambda g, u: g * u)
+    case = Case(
+        "fn", put(), ConfigError, "activation", "<lambda>: Untyped name 'x' — ", "numba.njit"
+    )
+    refused(function(entry), arguments, case, op_name(entry), Recorder())
+    with pytest.raises(CompileError):
+        function(entry)(**arguments | {"activation": None})
+
+
+@pytest.mark.parametrize(
+    ("name", "got"), [("emulate", "'helper'"), ("reference", ""), ("cudasim", "")]
+)
+def test_helper_that_is_not_compiled(name: str, got: str) -> None:
+    """Backends that interpret Python take it."""
+    if backend.problem(name) or (got and backend.simulator_enabled()):
+        return
+    fn = lambda gate, up: helper(gate) * up  # noqa: E731
+    arguments: Any = {"activation": GatedActivation(gated_activation_fn=fn), "backend": name}
+    x = np.full((2, 32), 3, named_dtype("bfloat16"))
+    if not got:
+        assert (ops.gated_activation(x, **arguments) == 27).all()
+        return
+    with pytest.raises(ConfigError, match=f"activation: expected .* Numba compiles, got .*{got}"):
+        ops.gated_activation(x, **arguments)
 
 
 CONSTANTS: dict[str, tuple[dict[str, Any], type[Exception], str, str]] = {

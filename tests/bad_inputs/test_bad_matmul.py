@@ -237,6 +237,9 @@ def swiglu_cases(entry: str, a: BlockFormat) -> Iterator[Case]:
         none = put(c_input_scales=None)
         says = "c_input_scales is required"
         yield Case("W12", none, ScaleError, "c_input_scales", "None", says)
+    else:
+        given = put(c_input_scales=np.ones(4, np.float32))
+        yield Case("Q19", given, ConfigError, "c_input_scales", "an array", "mxfp4 and mxfp8")
 
 
 SWIGLUS = {e: swiglu_cases(e, a) for e, (a, _) in ENTRIES.items() if e.startswith(SWIGLU)}

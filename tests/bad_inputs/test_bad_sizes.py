@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nbmoe import backend, layouts, ops
-from nbmoe.errors import RangeError
+from nbmoe.errors import RangeError, ShapeError
 from nbmoe.validate import F32, Call
 from nbmoe.validate.elements import FP8
 from tests.bad_inputs.case import FakeDeviceArray, Recorder
@@ -36,6 +36,20 @@ def test_byte_counts_do_not_wrap() -> None:
     shape = (LARGEST, LARGEST, LARGEST)
     with pytest.raises(RangeError, match="bytes, got shape"):
         call.array("x", FakeDeviceArray(shape, "|u1"), FP8, "(E, N, K)")
+
+
+def test_sizes_of_zero() -> None:
+    """M5: sizes that need no multiple have no rule of one."""
+    call = Call("api", None)
+    call.positive("x", "K", 1)
+    with pytest.raises(ShapeError, match=r"^api\(\): x: expected K > 0, got K = 0$"):
+        call.positive("x", "K", 0)
+    with pytest.raises(ShapeError, match=r"weights: expected k > 0, got k = 0$"):
+        ops.moe_finalize(
+            FakeDeviceArray((0, 8), "<u2"),
+            FakeDeviceArray((0,), "<u4"),
+            FakeDeviceArray((3, 0), "<f4"),
+        )
 
 
 def of(shape: tuple[int, ...], typestr: str, at: Iterator[int]) -> FakeDeviceArray:

@@ -199,7 +199,6 @@ def test_mx_has_no_input_scale(method: Method, inverted: bool, recorder: Recorde
 
 @pytest.mark.parametrize("variant", [v for v in BLOCK_FORMATS if v != "nvfp4"])
 def test_mx_prepares_no_input_scale(variant: str, recorder: Recorder) -> None:
-    fmt = variant.partition("x")[0] if "xmx" in variant else variant
     entry = f"grouped_matmul_blocked_swiglu:{variant}"
     method = Method(
         "prepare_swiglu_operands", variant, lambda: {"expert_inputs": expert_inputs(entry)}

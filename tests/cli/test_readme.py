@@ -14,7 +14,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(f"docs/{n}.md" for n in ("index", "checkpoints", "cli")),
+    *(f"docs/{n}.md" for n in ("index", "operations", "formats", "checkpoints", "cli")),
 ]
 
 
@@ -25,12 +25,21 @@ def blocks(text, language):
 def test_example_runs_as_pasted(root):
     (example,) = blocks((root / "README.md").read_text(encoding="utf-8"), "python")
     assert len([line for line in example.splitlines() if line]) <= 15
+    assert "token 0 goes to experts" in run_example(root, example)
+
+
+def test_example_of_a_layer_runs_as_pasted(root):
+    (example,) = blocks((root / "docs" / "operations.md").read_text(encoding="utf-8"), "python")
+    assert run_example(root, example).endswith("(5, 128)\n")
+
+
+def run_example(root, example):
     environment = {k: v for k, v in os.environ.items() if k != "NBMOE_BACKEND"}
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=root, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "token 0 goes to experts" in done.stdout
+    return done.stdout
 
 
 def test_run_command_of_the_readme(root, tmp_path, monkeypatch, capsys):

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from numba import config, cuda
+from numba import config, cuda, njit
 
 from nbmoe_kernels.catalog import catalog
-from nbmoe_kernels.compiler import architecture, compile_cubin
-from nbmoe_kernels.kernel import kernel
+from nbmoe_kernels.compiler import architecture, compile_cubin, compile_ptx
+from nbmoe_kernels.kernel import CompileError, kernel
 from nbmoe_kernels.launcher import entry_symbol
 from tests.kernels.assemble import assemble
 
@@ -39,6 +39,28 @@ def test_gate_finds_local_memory(tmp_path):
 
     faults = " ".join(assemble(indexes_registers, (9, 0), tmp_path).faults())
     assert "local_accesses" in faults
+
+
+@needs_compiler
+def test_functions_of_callers():
+    """Numba's compiled functions are inlined; plain ones are refused, with Numba's reason."""
+
+    def square(x):
+        return x * x
+
+    jitted = njit(square)
+
+    @kernel("global f32* out", threads=32, name="calls_jitted")
+    def calls_jitted(out):
+        out[np.uint64(0)] = jitted(out[np.uint64(1)])
+
+    @kernel("global f32* out", threads=32, name="calls_plain")
+    def calls_plain(out):
+        out[np.uint64(0)] = square(out[np.uint64(1)])
+
+    assert "mul" in compile_ptx(calls_jitted, (9, 0))
+    with pytest.raises(CompileError, match="calls_plain: "):
+        compile_ptx(calls_plain, (9, 0))
 
 
 @needs_compiler

@@ -70,5 +70,5 @@ def test_what_cannot_be_read_is_refused():
     def looks_up(x):
         return x * table.value
 
-    with pytest.raises(TypeError, match="closure value table = .* cannot be hashed"):
+    with pytest.raises(TypeError, match=r"closure value table = .* cannot be hashed"):
         content_key(make(looks_up), HOPPER)

@@ -97,6 +97,15 @@ def test_correction_bias_in_bf16():
     same(routed(router, x), routed(exact, x))
 
 
+@pytest.mark.parametrize(("given", "named"), [(BF16, "float32"), (np.float32, "bfloat16")])
+def test_correction_bias_of_another_type_than_named(given, named):
+    correction = np.linspace(-1, 1, 6).astype(given)
+    options = {"correction_bias": correction, "correction_bias_dtype": named}
+    rule = rf"^SigmoidTopKRouter\(\): correction_bias: expected {named}, the correction_bias_dtype"
+    with pytest.raises(DTypeError, match=rule):
+        SigmoidTopKRouter(weight(), 2, backend="reference", **options)
+
+
 def test_float32_weights_are_kept_whole(fast_backend):
     """A gate that bf16 cannot hold: the parts sum to it, and the logits are its logits."""
     w = weight(dtype=np.float32)

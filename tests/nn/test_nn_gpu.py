@@ -1,5 +1,7 @@
 """P1, P12 on a GPU: layers on arrays of torch, on its streams, and in CUDA graphs."""
 
+import dataclasses
+import gc
 from typing import Any
 
 import ml_dtypes
@@ -18,9 +20,9 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 TOKENS = 20
 
 
-def torch_tokens(seed: int) -> Any:
+def torch_tokens(seed: int, tokens: int = TOKENS) -> Any:
     torch = pytest.importorskip("torch")
-    x = random_tokens(TOKENS, 64, seed=seed)
+    x = random_tokens(tokens, 64, seed=seed)
     return torch.from_numpy(x.view(np.int16)).cuda().view(torch.bfloat16)
 
 
@@ -29,8 +31,9 @@ def bits(tensor: Any) -> bytes:
     return tensor.view(torch.int16).cpu().numpy().tobytes()
 
 
-def expected(weights: Any, seed: int) -> bytes:
-    return make_layer(weights, backend="reference")(random_tokens(TOKENS, 64, seed=seed)).tobytes()
+def expected(weights: Any, seed: int, tokens: int = TOKENS) -> bytes:
+    x = random_tokens(tokens, 64, seed=seed)
+    return make_layer(weights, backend="reference")(x).tobytes()
 
 
 def weights_of(pair: tuple[str, str]) -> Any:
@@ -75,6 +78,77 @@ def test_graph_of_a_layer(pair: tuple[str, str]) -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert bits(out) == expected(weights, seed)
+
+
+def captured(layer: Any, x: Any, out: Any) -> Any:
+    """A graph of `layer(x, out=out)`, after a call that warms up."""
+    torch = pytest.importorskip("torch")
+    layer(x, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer(x, out=out)
+    return graph
+
+
+def overwrite_freed_memory() -> Any:
+    """Takes what has been given back to the driver, of any size, and fills it."""
+    from numba import cuda
+
+    gc.collect()
+    cuda.current_context().memory_manager.deallocations.clear()
+    sizes = [1 << power for power in range(8, 23)]
+    filled = [cuda.to_device(np.full(n, 0x77, np.uint8)) for n in sizes for _ in range(16)]
+    cuda.synchronize()
+    return filled
+
+
+@pytest.mark.parametrize("weight_first", [False, True])
+@pytest.mark.parametrize(
+    "pair", [("nvfp4", ""), ("mxfp8", ""), ("fp8_block", ""), ("bf16", "")], ids="-".join
+)
+def test_graphs_outlive_larger_calls(pair: tuple[str, str], weight_first: bool) -> None:
+    """Buffers and constants that a larger call replaces stay what a graph of a smaller one uses."""
+    torch = pytest.importorskip("torch")
+    weights = dataclasses.replace(weights_of(pair), apply_router_weight_first=weight_first)
+    layer = make_layer(weights, backend="gpu")
+    few, many = 8, 300
+    x, out = torch_tokens(4, few), torch_tokens(5, few)
+    small = captured(layer, x, out)
+    allocations = layer.workspace.allocations
+    large_x, large_out = torch_tokens(6, many), torch_tokens(7, many)
+    layer(large_x, out=large_out)
+    torch.cuda.synchronize()
+    assert bits(large_out) == expected(weights, 6, many)
+    assert layer.workspace.allocations > allocations  # the buffers of the graph were replaced
+    large = captured(layer, large_x, large_out)
+    filled = overwrite_freed_memory()
+    for seed in (8, 9):
+        x.copy_(torch_tokens(seed, few))
+        large_x.copy_(torch_tokens(seed, many))
+        for graph, given, found in ((small, few, out), (large, many, large_out)):
+            found.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert bits(found) == expected(weights, seed, given)
+    assert all((array.copy_to_host() == 0x77).all() for array in filled)
+
+
+def test_a_reserved_layer_captures_fewer_tokens() -> None:
+    """After `reserve` and a call that loads kernels, a capture needs no memory at any size."""
+    torch = pytest.importorskip("torch")
+    weights = dataclasses.replace(weights_of(("mxfp8", "")), apply_router_weight_first=True)
+    layer = make_layer(weights, backend="gpu")
+    layer.reserve(TOKENS)
+    allocations = layer.workspace.allocations
+    for tokens in (TOKENS, 7, 1):
+        x, out = torch_tokens(4, tokens), torch_tokens(5, tokens)
+        graph = captured(layer, x, out)
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert bits(out) == expected(weights, 4, tokens)
+    assert layer.workspace.allocations == allocations
 
 
 def test_host_tokens_go_there_and_back() -> None:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nbmoe import reference
+from nbmoe import layouts, reference
 from nbmoe.activation import GatedActivation
 from nbmoe.config import QuantConfig
 from nbmoe.errors import (
@@ -18,6 +18,7 @@ from nbmoe.errors import (
     UnsupportedError,
 )
 from nbmoe.nn import MoE, MoEQuantized, make_layer, random_tokens
+from nbmoe.nn.build import quant_config_of
 from nbmoe.nn.comparison import compare_with_float64
 from tests.nn.weights import random_layer, random_stack
 
@@ -101,6 +102,39 @@ def test_shared_experts_like_the_routed_ones_become_slot_0():
     assert trace.expert_start_indices[1] == 3
 
 
+def alternating(stack):
+    """A stack with gate and up rows side by side."""
+    fields = {"gate_up": layouts.sigma_permute(stack.gate_up)}
+    if stack.gate_up_scales is not None:
+        fields["gate_up_scales"] = layouts.sigma_permute(stack.gate_up_scales)
+    if stack.gate_up_bias is not None:
+        fields["gate_up_bias"] = layouts.sigma_permute(stack.gate_up_bias, axis=-1)
+    return dataclasses.replace(stack, **fields)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [("bf16", ""), ("nvfp4", ""), ("mxfp8", ""), ("mxfp4", "bf16"), ("fp8_row", "")],
+    ids="-".join,
+)
+@pytest.mark.parametrize("moe", [32, 64])  # as the routed ones, and unlike them
+def test_gate_and_up_rows_that_alternate(pair, moe):
+    shared = random_stack(13, *pair, experts=1, moe=moe, biased=True)
+    plain = random_layer(14, *pair, shared=shared, biased=True)
+    mixed = dataclasses.replace(alternating(plain), shared=alternating(shared))
+    x = random_tokens(4, 64, seed=6)
+    make = type(make_layer(plain, backend="reference"))
+    expected = make(plain, backend="reference")(x).tobytes()
+    options = [{}]
+    if pair[0] in ("nvfp4", "mxfp8"):
+        chained = dataclasses.replace(quant_config_of(plain), can_use_fused_swiglu=False)
+        options.append({"quant_config": chained})
+    for option in options:
+        layer = make(mixed, interleaved_gate_up=True, backend="reference", **option)
+        assert layer(x).tobytes() == expected
+        assert make(mixed, backend="reference", **option)(x).tobytes() != expected
+
+
 MX8, BF = random_layer(10, "mxfp8"), random_layer(11, "bf16")
 REFUSED = [
     (MoEQuantized, BF, {}, ConfigError, "weights"),
@@ -109,6 +143,14 @@ REFUSED = [
     (MoE, BF, {"quant_config": QuantConfig.mxfp8()}, ConfigError, "quant_config"),
     (MoEQuantized, MX8, {"fused_shared_expert": True}, ConfigError, "fused_shared_expert"),
     (MoEQuantized, MX8, {"activation": "silu"}, ArgTypeError, "activation"),
+    (MoEQuantized, MX8, {"interleaved_gate_up": 1}, ArgTypeError, "interleaved_gate_up"),
+    (
+        MoEQuantized,
+        random_layer(0, "fp8_block"),
+        {"interleaved_gate_up": True},
+        ShapeError,
+        "gate_up",
+    ),
     (MoEQuantized, random_layer(0, "nvfp4", "bf16"), {}, UnsupportedError, "weights"),
     (
         MoEQuantized,

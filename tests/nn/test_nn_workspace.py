@@ -54,12 +54,16 @@ def test_tables_are_made_once_and_sliced(backend):
     assert to_numpy(first).tolist() == [[0, 10], [1, 11], [2, 12]]
     assert workspace.constant_rows("table", 3, make) is first
     for index in (0, 2):
-        assert to_numpy(workspace.constant_row("table", index, make)).tolist() == [index, index + 10]
+        assert to_numpy(workspace.constant_row("table", index, make)).tolist() == [
+            index,
+            index + 10,
+        ]
     assert workspace.constant_rows("table", 2, make).shape == (2, 2)
     assert calls == [3] and workspace.allocations == 1
     assert to_numpy(workspace.constant_row("table", 3, make)).tolist() == [3, 13]
     assert calls == [3, 6] and workspace.allocations == 2
     assert workspace.constant_rows("nothing", 0, make).shape == (0, 2)
+    assert workspace.allocations == 2
 
 
 def kept(array):

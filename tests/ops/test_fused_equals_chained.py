@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nbmoe import layouts, ops
@@ -23,20 +23,22 @@ from nbmoe.formats import PAIRS
 from tests.ops.compare import POISONS, as_bytes, assert_same, poisoned
 from tests.ops.operands import PAIR_NAMES, Product, make_product
 from tests.ops.quantize_formats import slot_shapes
+from tests.ops.slot_properties import plain_scales
 from tests.strategies import MANY, MOST, Slots, seeds, slots
 
 SIMULATED = simulator_enabled()
 NVFP4_PAIR, MXFP4_PAIR, MXFP8_PAIR, W4A8 = PAIRS
 ACTIVATIONS = {
-    NVFP4_PAIR: GatedActivation(limit=0.5),
+    NVFP4_PAIR: GatedActivation(limit=2.5),
     MXFP4_PAIR: GatedActivation("gelu_tanh"),
     MXFP8_PAIR: GatedActivation("swigluoai", alpha=1.702, limit=7.0),
-    W4A8: GatedActivation(limit=0.5),
+    W4A8: GatedActivation(limit=2.5),
 }
-EDGES = Slots((3, 0, 2, 1) if SIMULATED else (MANY, 0, 5, 3), (2, 1, -1, 0), 4, 2)
+EDGES = Slots((2, 0, 1, 1) if SIMULATED else (MANY, 0, 5, 3), (2, 1, -1, 0), 4, 2)
 """More rows than a scale tile, none, masked ones, few, and rows of nobody; ids out of order."""
 
 widths = st.sampled_from((32,) if SIMULATED else (32, 64, 96))
+groups = slots(2, 5) if SIMULATED else slots(max_rows=MOST)
 every_pair = pytest.mark.parametrize("pair", PAIRS, ids=PAIR_NAMES)
 
 
@@ -109,15 +111,15 @@ def check(kernels: Any, plain: Product) -> Any:
     """Compares whole buffers, so what one way leaves alone the others leave alone."""
     pairs = interleaved(plain)
     results = []
-    for byte in POISONS:
+    for byte in POISONS[:1] if SIMULATED else POISONS:
         got = fused(kernels, pairs, byte)
         assert_same(got, chained(kernels, pairs, byte, is_interleaved=True), "interleaved")
         assert_same(got, chained(kernels, plain, byte, is_interleaved=False), "halves")
         results.append(got)
     used = int(plain.slots.starts[-1])
-    for result, byte in zip(results, POISONS, strict=True):
+    for result, byte in zip(results, POISONS, strict=False):
         assert (as_bytes(result[0][used:]) == byte).all(), "rows of no slot"
-    assert_same(results[1][0][:used], results[0][0][:used], "poison")
+        assert_same(result[0][:used], results[0][0][:used], "poison")
     return results[0]
 
 
@@ -125,17 +127,16 @@ def check(kernels: Any, plain: Product) -> Any:
 def test_three_ways_one_result(kernels: Any, pair: Any) -> None:
     d = 32 if SIMULATED else 96
     codes, scales = check(kernels, make(1, EDGES, d, pair))
-    plain = layouts.deinterleave_scales(scales.view(np.uint8), 128 * len(scales), d // 16)
+    by_row = plain_scales(scales)
     for slot, expert in enumerate(EDGES.expert_ids):
-        own, begin = EDGES.rows_of(slot), 128 * EDGES.tile_of(slot)
-        used = as_bytes(codes[own]), plain[begin : begin + EDGES.counts[slot], : d // 32]
-        for values in used:
-            assert (np.unique(values).size > 2) == (expert >= 0 and values.size > 0)
+        count, begin = EDGES.counts[slot], 128 * EDGES.tile_of(slot)
+        own = as_bytes(codes[EDGES.rows_of(slot)])
+        is_full = expert >= 0 and count > 0
+        assert (np.unique(own).size > 2) == is_full, "codes of some values, or zeros"
+        assert by_row[begin : begin + count].any() == is_full, "scales"
 
 
-@given(slots(max_rows=MOST), widths, st.sampled_from(PAIRS), seeds)
-@example(Slots((MANY, 1), (1, 0), 3, 0), 64, NVFP4_PAIR, 5)
-@example(Slots((5, MANY), (-1, 2), 4, 0), 64, MXFP8_PAIR, 6)
+@given(groups, widths, st.sampled_from(PAIRS), seeds)
 def test_three_ways_one_result_for_any_slots(
     kernels: Any, slots: Slots, d: int, pair: Any, seed: int
 ) -> None:

@@ -22,9 +22,8 @@ def test_import_is_light() -> None:
 
 
 def test_operations_import_no_cuda_and_no_torch() -> None:
-    code = (
-        "import sys, nbmoe; nbmoe.ops.route; print('numba.cuda' in sys.modules, 'torch' in sys.modules)"
-    )
+    shown = "'numba.cuda' in sys.modules, 'torch' in sys.modules"
+    code = f"import sys, nbmoe; nbmoe.ops.route; print({shown})"
     assert run(code) == "False False"
 
 

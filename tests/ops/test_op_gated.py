@@ -1,4 +1,4 @@
-"""P1, P5: the gated activation equals the reference byte for byte, a caller's function included."""
+"""P1, P3, P5: the gated activation equals the reference byte for byte, also a caller's function."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ import pytest
 from nbmoe import ops
 from nbmoe.activation import GatedActivation
 from nbmoe.backend import simulator_enabled
-from tests.ops.compare import assert_equals_reference
+from tests.ops.compare import assert_equals_reference, assert_same
+from tests.ops.slot_properties import spoil
 from tests.strategies import VALUES, activations
 
 activate = ops.gated_activation
@@ -54,6 +55,20 @@ def test_equals_reference(kernels: Any, name: str, interleaved: bool) -> None:
             activation=ACTIVATIONS[name],
             interleaved=interleaved,
         )
+
+
+@pytest.mark.parametrize("name", ["silu", "swigluoai", "gelu_tanh"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_row_alone_equals_row_in_batch(kernels: Any, name: str, interleaved: bool) -> None:
+    """P3: also beside rows of NaN and infinity."""
+    rng = np.random.default_rng(2)
+    options = {"activation": ACTIVATIONS[name], "interleaved": interleaved}
+    x = activations(rng, 6, 96, "gauss")
+    rows = kernels(activate, x, **options)
+    for at in range(len(x)):
+        neighbours = spoil(rng, x, np.delete(np.arange(len(x)), at))
+        assert_same(kernels(activate, x[at : at + 1], **options)[0], rows[at])
+        assert_same(kernels(activate, neighbours, **options)[at], rows[at])
 
 
 @pytest.mark.skipif(simulator_enabled(), reason="the simulator replaces the compiler")

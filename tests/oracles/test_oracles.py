@@ -13,8 +13,8 @@ import oracle_inputs
 import pytest
 
 from nbmoe import codecs, layouts
-from nbmoe.formats import E2M1, MXFP4, MXFP8, SCALE_RULES
-from nbmoe.reference.quantize import quantize_blocks, quantize_nvfp4
+from nbmoe.formats import E2M1, MXFP4, MXFP8, NVFP4, SCALE_RULES
+from nbmoe.reference.quantize import quantize_blocks
 
 pytestmark = pytest.mark.oracles
 GOLDEN = Path(__file__).parents[1] / "golden" / "quantizers"
@@ -31,7 +31,7 @@ def third_party(package):
 
 def nvfp4_differences(x, tensor_sf, packed, scales):
     """Differing scale bytes, and differing nibbles other than +0 against -0."""
-    ours, our_scales = quantize_nvfp4(x, np.float32(tensor_sf))
+    ours, our_scales = quantize_blocks(x, NVFP4, np.float32(tensor_sf))
     codes, their_codes = codecs.unpack_nibbles(ours), codecs.unpack_nibbles(packed)
     same = (codes == their_codes) | ((codes & 7 == 0) & (their_codes & 7 == 0))
     return int((our_scales != scales).sum()), ~same

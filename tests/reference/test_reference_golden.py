@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nbmoe import codecs, layouts
-from nbmoe.formats import E2M1, MXFP4, MXFP8, SCALE_RULES
-from nbmoe.reference.quantize import quantize_blocks, quantize_nvfp4
+from nbmoe.formats import E2M1, MXFP4, MXFP8, NVFP4, SCALE_RULES
+from nbmoe.reference.quantize import quantize_blocks
 from tests.oracles.oracle_inputs import digests, every_block
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "quantizers"
@@ -28,7 +28,7 @@ def test_nvfp4_equals_transformer_engine():
     compared = 0
     for bits, amax, packed, scales in zip(z["x"], z["amax"], z["codes"], z["scales"], strict=True):
         tensor_sf = np.float32(2688) / amax
-        got, got_scales = quantize_nvfp4(codecs.decode_bf16(bits), tensor_sf)
+        got, got_scales = quantize_blocks(codecs.decode_bf16(bits), NVFP4, tensor_sf)
         np.testing.assert_array_equal(got_scales, scales)
         # Where a scale rounds to zero the codes are theirs 6, ours 0: both mean zero.
         used = np.repeat(scales != 0, 16, axis=1)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from nbmoe import codecs, layouts, reference
 from nbmoe.errors import ConfigError, ShapeError, UnsupportedError
-from nbmoe.reference.quantize import quantize_nvfp4
+from nbmoe.formats import NVFP4
+from nbmoe.reference.quantize import quantize_blocks
 
 BF16 = ml_dtypes.bfloat16
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -58,7 +59,7 @@ def independent(blocks, tensor_sf):
 
 
 def check(blocks, tensor_sf):
-    packed, scales = quantize_nvfp4(blocks, np.float32(tensor_sf))
+    packed, scales = quantize_blocks(blocks, NVFP4, np.float32(tensor_sf))
     codes, expected_scales = independent(blocks, tensor_sf)
     np.testing.assert_array_equal(scales[:, 0], expected_scales)
     expected = codes[:, 0::2] | codes[:, 1::2] << 4
@@ -138,7 +139,7 @@ def test_any_float32_block_and_scale(bits, tensor_sf):
 
 
 def codes_of(block, tensor_sf=1.0):
-    packed, scales = quantize_nvfp4(np.asarray([block], np.float32), np.float32(tensor_sf))
+    packed, scales = quantize_blocks(np.asarray([block], np.float32), NVFP4, np.float32(tensor_sf))
     return codecs.unpack_nibbles(packed)[0].tolist(), int(scales[0, 0])
 
 
@@ -229,8 +230,8 @@ def test_scale_is_chosen_by_expert_id():
     x = random_rows(6, 64)
     sf = [1.0, 2.0, 4.0]
     packed, tiles = grouped(x, [3, 3], sf, expert_ids=np.array([2, 0], np.int32))
-    first, _ = quantize_nvfp4(x[:3].astype(np.float32), np.float32(4))
-    second, _ = quantize_nvfp4(x[3:].astype(np.float32), np.float32(1))
+    first, _ = quantize_blocks(x[:3].astype(np.float32), NVFP4, np.float32(4))
+    second, _ = quantize_blocks(x[3:].astype(np.float32), NVFP4, np.float32(1))
     np.testing.assert_array_equal(packed, np.concatenate([first, second]))
     assert tiles.any()
 
@@ -266,8 +267,8 @@ def test_gather_without_a_divisor_reads_the_row_itself():
 
 def test_leading_axes_are_kept():
     x = random_rows(6, 64).astype(np.float32).reshape(2, 3, 64)
-    packed, scales = quantize_nvfp4(x, np.float32(2))
-    flat, flat_scales = quantize_nvfp4(x.reshape(6, 64), np.float32(2))
+    packed, scales = quantize_blocks(x, NVFP4, np.float32(2))
+    flat, flat_scales = quantize_blocks(x.reshape(6, 64), NVFP4, np.float32(2))
     np.testing.assert_array_equal(packed, flat.reshape(2, 3, 32))
     np.testing.assert_array_equal(scales, flat_scales.reshape(2, 3, 4))
 

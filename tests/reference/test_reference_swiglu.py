@@ -6,6 +6,7 @@ import pytest
 
 from nbmoe import layouts, reference
 from nbmoe.activation import GatedActivation
+from nbmoe.errors import ConfigError, ScaleError
 from nbmoe.formats import MXFP8, NVFP4, PAIRS
 from nbmoe.reference import oracle
 from nbmoe.reference.activation import gated_activation
@@ -22,7 +23,7 @@ def fused(problem, c_input_scales, **options):
     return reference.grouped_matmul_blocked_swiglu(
         *args,
         expert_scales=problem.expert_scales,
-        c_input_scales=np.asarray(c_input_scales, np.float32),
+        c_input_scales=None if c_input_scales is None else np.asarray(c_input_scales, np.float32),
         **problem.formats,
         **options,
     )
@@ -68,7 +69,8 @@ def test_fused_equals_chained(make_problem, counts, d, k, pair, activation, extr
         name: layouts.sigma_permute(x, axis=-1) if name == "bias" else x
         for name, x in options.items()
     }
-    codes, tiles = fused(problem, sf, activation=activation, **permuted)
+    given = sf if fmt is NVFP4 else None
+    codes, tiles = fused(problem, given, activation=activation, **permuted)
     assert (codes.dtype.name, tiles.dtype.name) == (fmt.codes_dtype, fmt.scales_dtype)
     chained = reference.grouped_matmul_block_scaled(
         *problem.arguments(), problem.expert_scales, **problem.formats, **options
@@ -83,10 +85,14 @@ def test_fused_equals_chained(make_problem, counts, d, k, pair, activation, extr
     assert codes.any()
 
 
-def test_mx_does_not_look_at_the_input_scales_of_the_down_projection(make_problem):
-    problem = make_problem([3, 2], 64, 64, seed=3, pair=(MXFP8, MXFP8))
-    for got, expected in zip(fused(problem, [np.nan, 0]), fused(problem, np.ones(2)), strict=True):
-        np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
+@pytest.mark.parametrize(
+    ("pair", "scales", "error"),
+    [((MXFP8, MXFP8), [1, 1], ConfigError), ((NVFP4, NVFP4), None, ScaleError)],
+)
+def test_input_scales_of_the_down_projection_are_for_nvfp4(make_problem, pair, scales, error):
+    problem = make_problem([3, 2], 64, 64, seed=3, pair=pair)
+    with pytest.raises(error, match="c_input_scales: expected"):
+        fused(problem, scales)
 
 
 def test_outputs_have_the_documented_shapes_and_padding(make_problem):

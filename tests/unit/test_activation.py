@@ -33,8 +33,16 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"limit": 1e-60}, RangeError, "finite float32"),
     ({"limit": "7"}, ArgTypeError, "limit: expected a number, got str '7'"),
     ({"limit": True}, ArgTypeError, "limit: expected a number, got bool"),
-    ({"fused_activation": "swigluoai", "limit": 7.0}, RangeError, "alpha other than 0"),
-    ({"fused_activation": "swigluoai", "alpha": 1.7}, RangeError, "limit other than 0"),
+    (
+        {"fused_activation": "swigluoai", "limit": 7.0},
+        RangeError,
+        "alpha: expected alpha other than 0 for swigluoai, got",
+    ),
+    (
+        {"fused_activation": "swigluoai", "alpha": 1.7},
+        RangeError,
+        "limit: expected limit other than 0 for swigluoai, got",
+    ),
     (
         {"fused_activation": "swigluoai", "alpha": float("inf"), "limit": 7.0},
         RangeError,

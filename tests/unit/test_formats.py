@@ -3,7 +3,6 @@
 import dataclasses
 
 import ml_dtypes
-import numpy as np
 import pytest
 
 from nbmoe.errors import ConfigError, ShapeError

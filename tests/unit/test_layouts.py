@@ -38,6 +38,16 @@ def test_interleave_puts_each_scale_at_its_formula(rows, columns):
     assert (flat[padding] == 0).all()
 
 
+@pytest.mark.parametrize(("rows", "columns"), [*SHAPES, (384, 12), (128, 5), (100, 4)])
+def test_shape_of_tiles_without_padding(rows, columns):
+    if (rows, columns) in [(128, 4), (256, 16), (384, 12)]:
+        tiles = layouts.interleave_scales(np.zeros((rows, columns), np.uint8))
+        assert layouts.interleaved_block_scales_shape(rows, columns) == tiles.shape
+    else:
+        with pytest.raises(ShapeError, match=f"got {rows} rows and {columns} columns"):
+            layouts.interleaved_block_scales_shape(rows, columns)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [*SHAPES, (0, 4)])
 def test_deinterleave_inverts(rows, columns):
     scales = np.random.default_rng(1).integers(0, 256, (3, rows, columns)).astype(np.uint8)

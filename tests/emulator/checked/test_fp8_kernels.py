@@ -25,7 +25,9 @@ def calls():
         "tensor": lambda: ops.quantize_tensor_dynamic_scaled_float8(wide, row_offsets=BOUND),
         "tensor_single": lambda: ops.quantize_tensor_dynamic_scaled_float8(narrow),
         "static": lambda: ops.quantize_static_scaled_float8(wide, 0.5, row_offsets=BOUND),
-        "static_single": lambda: ops.quantize_static_scaled_float8(narrow.astype(np.float16), 3.0),
+        "static_bf16": lambda: ops.quantize_static_scaled_float8(narrow, 3.0),
+        "static_f16": lambda: ops.quantize_static_scaled_float8(narrow.astype(np.float16), 3.0),
+        "static_f32": lambda: ops.quantize_static_scaled_float8(narrow.astype(np.float32), 3.0),
     }
 
 

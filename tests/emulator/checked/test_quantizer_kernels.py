@@ -34,11 +34,14 @@ def calls() -> dict[str, Callable[[], Any]]:
     grouped = ops.grouped_quantize_dynamic_block_scaled
     indices = rng.permutation(2 * SLOTS.rows)[: SLOTS.rows].astype(np.uint32)
     oai = GatedActivation("swigluoai", 1.702, 7.0)
+    gelu = GatedActivation("gelu_tanh")
     own = GatedActivation(gated_activation_fn=twice_up)
     here: dict[str, Any] = {"backend": "emulate"}
     return {
-        "mxfp4": lambda: grouped(x, *slots, **MXFP4, scale_rule="even", **here),
-        "mxfp8": lambda: grouped(
+        "mxfp4": lambda: grouped(x, *slots, **MXFP4, **here),
+        "mxfp8": lambda: grouped(x, *slots, **MXFP8, **here),
+        "mxfp4_even": lambda: grouped(x, *slots, **MXFP4, scale_rule="even", **here),
+        "mxfp8_floor": lambda: grouped(
             x, *slots, **MXFP8, indices=indices, indices_divisor=2, scale_rule="floor", **here
         ),
         "rows": lambda: ops.quantize_dynamic_block_scaled(x, **MXFP8, **here),
@@ -51,7 +54,10 @@ def calls() -> dict[str, Callable[[], Any]]:
         "gated_own": lambda: ops.fused_silu_quantize(
             gate_up, *slots, format="mxfp4", activation=own, **here
         ),
-        "gated_activation": lambda: ops.gated_activation(gate_up, **here),
+        "gated_mxfp4": lambda: ops.fused_silu_quantize(
+            gate_up, *slots, format="mxfp4", activation=gelu, **here
+        ),
+        "gated_activation": lambda: ops.gated_activation(gate_up, activation=oai, **here),
         "dequantize": lambda: ops.mxfp4_dequant(packed, scales, **here),
         "dequantize_e4m3": lambda: ops.mxfp4_dequant(
             packed, scales, out_type="float8_e4m3fn", **here
