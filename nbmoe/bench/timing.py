@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_FLUSH_BYTES = 1 << 30
-"""Written between runs: many times the L2 cache, and long enough for the host to run ahead."""
+_FLUSH_BYTES = 4 << 30
+"""Written between runs: many times the L2 cache, and a millisecond for the host to run ahead."""
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,10 @@ from nbmoe.backend import resolve
 from nbmoe.checkpoints import ExpertWeights, read_layer
 from nbmoe.config import QuantConfig
 from nbmoe.errors import ArgTypeError, ConfigError, message
-from nbmoe.nn.block_experts import FUSED_STAGE
 from nbmoe.nn.build import build_experts, strategy_name
 from nbmoe.nn.gate import MoEGate
 from nbmoe.nn.layer import MoELayer
 from nbmoe.nn.shared_experts import difference, prepend
-
-STAGES = ("route", "quantize", FUSED_STAGE, "down", "combine")
-"""Stages of a layer in a block format without shared experts; `MoELayer.stages` has any layer's."""
 
 
 class MoEQuantized(MoELayer):

@@ -18,6 +18,7 @@ from nbmoe.errors import ConfigError, message
 from nbmoe.layouts import ceil_div, interleave_scales
 from nbmoe.nn.experts import Put
 from nbmoe.nn.run import Groups, Run
+from nbmoe.ops.quantize_fp8_tensor import WORKSPACE_SIZE
 from nbmoe.scale_specs import padded_rows
 from nbmoe.strategies import Fp8Strategy
 
@@ -157,7 +158,7 @@ class Fp8Product(_Weights):
             out = out, run.array(f"{name}_scales", (count, columns), kind)
         elif not strategy.config.is_static:
             out = out, run.array(f"{name}_scales", (1,), np.float32)
-            workspace = run.workspace.array("fp8 maxima", (1024,), np.float32)
+            workspace = run.workspace.array("fp8 maxima", (WORKSPACE_SIZE,), np.float32)
         codes, scales = strategy.grouped_quantize(
             rows,
             strategy.group_size,

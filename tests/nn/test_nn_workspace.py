@@ -67,7 +67,12 @@ def test_tables_are_made_once_and_sliced(backend):
 
 
 def kept(array):
-    """A weak reference to the memory behind a view."""
+    """A weak reference to the memory behind a view of the host.
+
+    Device arrays do not show who owns their memory; `test_nn_gpu` replays graphs over it instead.
+    """
+    if hasattr(array, "gpu_data"):
+        pytest.skip("device arrays do not show who owns their memory")
     owner = array
     while getattr(owner, "base", None) is not None:
         owner = owner.base

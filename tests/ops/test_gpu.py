@@ -6,11 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from nbmoe import backend
 from nbmoe.arrays import to_numpy
 from nbmoe.backend import problem
 from nbmoe.errors import CaptureError
 from nbmoe.operand import plain_dtype
 from nbmoe.reference import RoutingIndices
+from nbmoe_kernels.launcher import GpuExecutor
 from tests.bad_inputs.valid import VALID, function
 from tests.ops.compare import assert_same
 
@@ -117,3 +119,18 @@ def test_reading_in_a_capture_is_refused(entry: str) -> None:
     with pytest.raises(CaptureError, match="warm up first"):
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             function(entry)(**arguments, validate="metadata")
+
+
+def test_kernel_that_is_not_loaded_is_refused_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C24 with the driver's own word on the capture; `test_launcher` has a stand-in for it."""
+    torch = pytest.importorskip("torch")
+    arguments = {name: mapped(v, torch_tensor) for name, v in VALID["moe_finalize"]().items()}
+    cold = GpuExecutor(0)
+    monkeypatch.setattr(backend, "executor", lambda *args, **kwargs: cold)
+    torch.cuda.synchronize()
+    with pytest.raises(CaptureError, match=r"moe_finalize.*warm up first"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            function("moe_finalize")(**arguments)
+    function("moe_finalize")(**arguments)
+    torch.cuda.synchronize()
+    assert_results(arguments["out"], expected("moe_finalize"))
