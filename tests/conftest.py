@@ -87,16 +87,6 @@ def _zeroed(empty: Any) -> Any:
     return make
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests of a file in one process, which then compiles what they share once.
-
-    The compile gate shares nothing: its kernels fill the gaps.
-    """
-    for item in items:
-        if item.path.name != "test_compile_gate.py":
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
-
-
 @pytest.fixture(autouse=True)
 def _no_backend_variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tests choose backends themselves."""
