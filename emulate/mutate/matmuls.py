@@ -67,7 +67,9 @@ def matmul(kernel: Any) -> tuple[int, Callable[[], Arguments]]:
             "expert_scales": np.array([0.75, 1.25], np.float32) / np.float32(1024),
             "c_input_scales": np.array([2.0, 1.0, 0.5], np.float32),
             "a_row_scales": random.integers(0x3F00, 0x4000, rows).astype(np.uint16),
-            "bias": random.integers(0x3F00, 0x4000, 2 * n).astype(np.uint16),
+            # Ascending, so that the last element sets its block's scale and a loop that leaves it
+            # out shows.
+            "bias": np.sort(random.integers(0x3C00, 0x4080, 2 * n)).astype(np.uint16),
             "num_active": len(EXPERTS),
             "num_rows": rows,
             "n": n,
