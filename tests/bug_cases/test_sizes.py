@@ -42,15 +42,20 @@ def test_one_block_of_k(kernels, fmt):
     assert_same(p.product(kernels), expected)
 
 
-@pytest.mark.skipif(simulator_enabled(), reason="the simulator copies arrays: 6 GB of zeros")
-def test_row_offsets_beyond_32_bits():
+def sparse(folder, shape, dtype):
+    """Zeros that take no memory until they are touched."""
+    return np.memmap(folder / "zeros", dtype, "w+", shape=shape).view(np.ndarray)
+
+
+@pytest.mark.skipif(simulator_enabled(), reason="the simulator copies arrays: 17 GB of zeros")
+def test_row_offsets_beyond_32_bits(tmp_path):
     """sgl-project/sglang#4727, linkedin/Liger-Kernel#1248, #1296, flashinfer-ai/flashinfer#2642,
-    vllm-project/vllm#50220, #45884, #34279: rows times K passed 2^31. Only the last row of the
-    input is touched, so the rest costs no memory."""
-    rows, k = 447_999, 7168
-    rng = np.random.default_rng(0)
-    x = np.zeros((rows, k), BF16)
-    x[-1] = bf16(rng, k)
+    vllm-project/vllm#50220, #45884, #34279: rows times K passed 2^31. Here the last row, the only
+    one that is touched, begins past 2^32 even in the 4-byte words that the kernel counts in."""
+    rows, k = 1_200_001, 7168
+    assert (rows - 1) * (k // 2) >= 2**32
+    x = sparse(tmp_path, (rows, k), BF16)
+    x[-1] = bf16(np.random.default_rng(0), k)
     starts, ids = starts_of([1]), np.zeros(1, np.int32)
     one = np.ones(1, np.float32)
     keys = {"indices": np.array([rows - 1], np.uint32), "indices_divisor": 1, **types(NVFP4)}
@@ -61,15 +66,16 @@ def test_row_offsets_beyond_32_bits():
     assert_same(got, alone)
 
 
-@pytest.mark.skipif(simulator_enabled(), reason="the simulator copies arrays: 4 GB of zeros")
-def test_expert_strides_beyond_32_bits():
-    """The same with expert 127 times 2 x 4096 x 7168 bytes of codes."""
-    experts, n, k = 128, 8192, 7168
+@pytest.mark.skipif(simulator_enabled(), reason="the simulator copies arrays: 5 GB of zeros")
+def test_expert_strides_beyond_32_bits(tmp_path):
+    """The same with the weights of expert 159, which begin past 2^32 bytes."""
+    experts, n, k = 160, 8192, 7168
+    assert (experts - 1) * n * (k // 2) >= 2**32
     small = problem(NVFP4, [1], n=8, k=k)
-    weight = np.zeros((experts, n, k // 2), np.uint8)
+    weight = sparse(tmp_path, (experts, n, k // 2), np.uint8)
     b_scales = np.zeros((experts, n // 128, k // 64, 32, 4, 4), np.uint8)
     weight[-1, :8], b_scales[-1, 0] = small.weight[0], small.b_scales[0, 0]
-    p = small.change(weight=weight, b_scales=b_scales, ids=np.array([127], np.int32))
+    p = small.change(weight=weight, b_scales=b_scales, ids=np.array([experts - 1], np.int32))
     y = ops.grouped_matmul_block_scaled(
         *p._operands(),
         np.ones(experts, np.float32),

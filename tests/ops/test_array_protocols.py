@@ -114,7 +114,7 @@ def test_dlpack_on_a_gpu_makes_the_calls_stream_wait() -> None:
 
 def test_dlpack_operands_and_outputs(kernels: Any) -> None:
     if kernels.name == "gpu":
-        pytest.skip("host memory")
+        pytest.skip("these objects are of the host; test_gpu_arrays has those of a GPU")
     put = to_dlpack if kernels.name != "cudasim" else (lambda x: x)
     out = np.full((3, 16), 0x7FFF, np.uint16)
     result = ops.moe_finalize(
