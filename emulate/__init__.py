@@ -14,7 +14,7 @@ array([0., 2., 4., 6., 8.], dtype=float32)
 
 from emulate.case import Case
 from emulate.checked.check import check
-from emulate.checked.marks import uninitialised
+from emulate.checked.marks import unfinished, uninitialised
 from emulate.errors import (
     CollectiveDivergence,
     CompileError,
@@ -49,5 +49,6 @@ __all__ = [
     "UnsupportedPlatform",
     "check",
     "launch",
+    "unfinished",
     "uninitialised",
 ]

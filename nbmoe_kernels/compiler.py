@@ -14,13 +14,14 @@ import inspect
 import os
 import tempfile
 import types as pytypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nbmoe_kernels.device.op import STUBS
+from nbmoe_kernels.device.op import STUBS, Op
 from nbmoe_kernels.kernel import CompileError, Kernel
 
 ComputeCapability = tuple[int, int]
@@ -94,18 +95,44 @@ def _library(kernel: Kernel) -> Any:
 
     register_ops()
     try:
-        library, _ = _compile_pyfunc_with_fixup(
-            _with_device_functions(kernel.py_func, {}),
-            _numba_types(kernel),
-            device=False,
-            abi="numba",
-            cc=kernel.min_cc,
-            launch_bounds=(kernel.threads, kernel.min_blocks),
-        )
+        with _compiling_for(kernel.min_cc):
+            library, _ = _compile_pyfunc_with_fixup(
+                _with_device_functions(kernel.py_func, {}),
+                _numba_types(kernel),
+                device=False,
+                abi="numba",
+                cc=kernel.min_cc,
+                launch_bounds=(kernel.threads, kernel.min_blocks),
+            )
     except _numba_errors() as error:
         raise CompileError(f"{kernel.name}: {error}") from error
+    _check_grid_dependency(kernel, library.get_llvm_str())
     library._nvvm_options["fma"] = False
     return library
+
+
+@contextmanager
+def _compiling_for(cc: ComputeCapability) -> Iterator[None]:
+    """In here device functions are compiled for ``cc``; numba-cuda would ask the current GPU."""
+    from numba.cuda import dispatcher
+    from numba.cuda.core.compiler_lock import global_compiler_lock
+
+    ask_gpu = dispatcher.get_current_device
+    with global_compiler_lock:  # nobody else compiles meanwhile
+        dispatcher.get_current_device = lambda: pytypes.SimpleNamespace(compute_capability=cc)
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = ask_gpu
+
+
+def _check_grid_dependency(kernel: Kernel, text: str) -> None:
+    """What follows a kernel may only rely on everything before it having ended if it waits."""
+    starts_early = kernel.overlaps_previous or "griddepcontrol.launch_dependents" in text
+    if starts_early and "griddepcontrol.wait" not in text:
+        raise RuntimeError(
+            f"{kernel.name} overlaps another kernel and never calls wait_for_previous_grid"
+        )
 
 
 def _numba_errors() -> tuple[type[Exception], ...]:
@@ -163,7 +190,7 @@ def _with_device_functions(fn: Callable[..., Any], seen: dict[Any, Any]) -> Any:
             return value
         if value not in seen:
             body = _with_device_functions(value.py_func if is_jitted else value, seen)
-            seen[value] = cuda.jit(device=True, inline="always")(body)
+            seen[value] = cuda.jit(device=True, forceinline=True)(body)
         return seen[value]
 
     names = fn.__globals__
@@ -203,12 +230,18 @@ def content_key(kernel: Kernel, cc: ComputeCapability) -> str:
 
 
 def _digest_function(digest: Any, fn: Callable[..., Any]) -> None:
-    digest.update(inspect.getsource(fn).encode())
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+    code = fn.__code__
+    is_ours = _is_ours(code.co_filename)
+    if is_ours:
+        # `_package_digest` has the source; reading it again takes milliseconds a kernel.
+        digest.update(f"{fn.__module__} {code.co_firstlineno} {fn.__qualname__}".encode())
+    else:
+        digest.update(inspect.getsource(fn).encode())
+    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
         _digest_value(digest, f"{fn.__name__}: closure value {name}", cell.cell_contents)
-    if _is_ours(fn):
-        return  # `_package_digest` covers what it names
-    for name in fn.__code__.co_names:
+    if is_ours:
+        return  # `_package_digest` has what it names, too
+    for name in code.co_names:
         if name in fn.__globals__:
             _digest_value(digest, f"{fn.__name__}: global {name}", fn.__globals__[name])
 
@@ -218,8 +251,7 @@ def _digest_value(digest: Any, what: str, value: Any) -> None:
     value = getattr(value, "py_func", value)  # a function that numba has compiled
     if isinstance(value, pytypes.ModuleType):
         digest.update(value.__name__.encode())
-    elif callable(value) and value in STUBS.values():
-        op = value.op
+    elif isinstance(op := getattr(value, "op", None), Op) and STUBS.get(op.name) is value:
         digest.update(f"{op.name}{op.params}{op.result}{op.ptx}".encode())
     elif isinstance(value, pytypes.FunctionType):
         _digest_function(digest, value)
@@ -229,5 +261,6 @@ def _digest_value(digest: Any, what: str, value: Any) -> None:
         raise TypeError(f"{what} = {value!r} cannot be hashed")
 
 
-def _is_ours(fn: Callable[..., Any]) -> bool:
-    return Path(fn.__code__.co_filename).is_relative_to(Path(__file__).parent)
+@functools.cache
+def _is_ours(filename: str) -> bool:
+    return Path(filename).is_relative_to(Path(__file__).parent)

@@ -33,6 +33,8 @@ class Kernel:
         shared_bytes: dynamic shared memory of a block [bytes].
         min_blocks: blocks that must fit on an SM together; bounds the registers.
         min_cc: first compute capability with every instruction that it uses.
+        overlaps_previous: whether it may start before the previous kernel of its stream has
+            ended, see `nbmoe_kernels.device.grid_dependency`.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Kernel:
     shared_bytes: int = 0
     min_blocks: int = 1
     min_cc: tuple[int, int] = (8, 0)
+    overlaps_previous: bool = False
 
     def launch(self, executor: "Executor", grid: Grid, *args: Any, stream: Any = None) -> None:
         """Run the kernel on ``grid`` blocks through an executor; allocates nothing.
@@ -72,6 +75,7 @@ def kernel(
     shared_bytes: int = 0,
     min_blocks: int = 1,
     min_cc: tuple[int, int] = (8, 0),
+    overlaps_previous: bool = False,
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Decorate a device function as a `Kernel`.
 
@@ -82,11 +86,20 @@ def kernel(
         shared_bytes: dynamic shared memory of a block [bytes].
         min_blocks: blocks that must fit on an SM together.
         min_cc: first compute capability that can run it.
+        overlaps_previous: whether it may start before the previous kernel of its stream has
+            ended; it then calls `nbmoe_kernels.device.grid_dependency.wait_for_previous_grid`.
     """
 
     def wrap(py_func: Callable[..., None]) -> Kernel:
         return Kernel(
-            name, py_func, parse_params(params), threads, shared_bytes, min_blocks, min_cc
+            name,
+            py_func,
+            parse_params(params),
+            threads,
+            shared_bytes,
+            min_blocks,
+            min_cc,
+            overlaps_previous,
         )
 
     return wrap

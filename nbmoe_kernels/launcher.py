@@ -2,8 +2,9 @@
 
 cuda.core finds the device, loads the cubins and understands streams. The launch itself packs all
 arguments into one buffer with one call and hands the driver prepared pointers into it, so its cost
-hardly grows with the number of arguments. Nothing is allocated on the device, synchronised or read
-back; only a kernel's first launch on a device compiles or loads it.
+hardly grows with the number of arguments; of a prepared launch configuration only the grid and the
+stream are set. Nothing is allocated on the device, synchronised or read back; only a kernel's first
+launch on a device compiles or loads it.
 """
 
 import ctypes
@@ -22,13 +23,12 @@ _PACK_FORMATS |= {"f32": "f4x", "f64": "d"}
 
 
 class _LoadedKernel:
-    """A kernel on a device: its function and its argument buffer."""
+    """A kernel on a device: its function, its launch configuration and its argument buffer."""
 
-    def __init__(self, module: Any, function: Any, kernel: Kernel) -> None:
+    def __init__(self, driver: Any, module: Any, function: Any, kernel: Kernel) -> None:
         self.module = module  # unloads the code when it is collected
         self.function = function
-        self.threads = kernel.threads
-        self.shared_bytes = kernel.shared_bytes
+        self.config = _launch_config(driver, kernel)
         formats = ("Q" if p.is_pointer else _PACK_FORMATS[p.dtype] for p in kernel.params)
         self.packer = struct.Struct("<" + "".join(formats))
         self.buffer = ctypes.create_string_buffer(_SLOT_BYTES * len(kernel.params))
@@ -40,12 +40,31 @@ class _LoadedKernel:
         self.lock = threading.Lock()
 
 
+def _launch_config(driver: Any, kernel: Kernel) -> Any:
+    """What is the same in every launch of a kernel."""
+    config = driver.CUlaunchConfig()
+    config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
+    config.sharedMemBytes = kernel.shared_bytes
+    if kernel.overlaps_previous:
+        overlap = driver.CUlaunchAttribute()
+        ids = driver.CUlaunchAttributeID
+        overlap.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        config.attrs = [overlap]
+        config.numAttrs = 1
+    return config
+
+
 class GpuExecutor:
     """Runs kernels on a GPU.
 
     Array arguments are device addresses (integers); scalars are Python or numpy numbers. A stream
     is a cuda.core stream, an object with ``cuda_stream`` (torch) or ``handle`` (numba, cupy's
     ``ptr`` as an integer), or a raw handle; ``None`` is the legacy default stream.
+
+    Attributes:
+        cc: compute capability.
+        multiprocessors: by which persistent kernels choose their grid.
     """
 
     def __init__(self, device_id: int | None = None) -> None:
@@ -57,6 +76,7 @@ class GpuExecutor:
         self.device.set_current()
         capability = self.device.compute_capability
         self.cc = (capability.major, capability.minor)
+        self.multiprocessors = int(self.device.properties.multiprocessor_count)
         self._several_devices = len(Device.get_all_devices()) > 1
         self._loaded: dict[Kernel, _LoadedKernel] = {}
         self._streams: dict[int, Any] = {}
@@ -68,18 +88,13 @@ class GpuExecutor:
         handle = self._stream(stream)
         if self._several_devices:
             self.device.set_current()
+        config = loaded.config
         with loaded.lock:
             loaded.packer.pack_into(loaded.buffer, 0, *args)
-            (error,) = self._driver.cuLaunchKernel(
-                loaded.function,
-                *grid,
-                loaded.threads,
-                1,
-                1,
-                loaded.shared_bytes,
-                handle,
-                loaded.slots_address,
-                0,
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.hStream = handle
+            (error,) = self._driver.cuLaunchKernelEx(
+                config, loaded.function, loaded.slots_address, 0
             )
         if error:
             raise RuntimeError(f"launch of {kernel.name} on grid {grid} failed: {error!r}")
@@ -104,7 +119,7 @@ class GpuExecutor:
                     f"{kernel.name} needs {kernel.shared_bytes} bytes of shared memory: {error!r}"
                 )
         # A CUkernel may stand where a CUfunction is asked for; the wrapper classes may not.
-        return _LoadedKernel(module, driver.CUfunction(int(function.handle)), kernel)
+        return _LoadedKernel(driver, module, driver.CUfunction(int(function.handle)), kernel)
 
     def _stream(self, stream: Any) -> Any:
         handle: Any = 0

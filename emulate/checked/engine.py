@@ -12,7 +12,7 @@ from emulate.checked import arrays, ops
 from emulate.checked.arrays import track
 from emulate.checked.deadlock import report_deadlock, stopped_at
 from emulate.checked.machine import CheckedMachine
-from emulate.checked.marks import Uninitialised
+from emulate.checked.marks import Unfinished, Uninitialised
 from emulate.checked.reports import Halt
 from emulate.checked.shim import CheckedCuda
 from emulate.checked.sites import is_ours, site_of
@@ -141,6 +141,8 @@ def _track(machine: CheckedMachine, function: Any, args: tuple[Any, ...]) -> tup
             name = names[group[0][2]]
             region = machine.shadow.add(name, first, size, 16, init=init, shared=False)
             region.origin = _allocation(args[group[0][2]])
+            if any(isinstance(args[p], Unfinished) for _, _, p in group):
+                machine.occupy(region, function)
             machine.real.append(region)
             machine.reports.items[name] = args[group[0][2]].itemsize
             regions |= {p: region for _, _, p in group}

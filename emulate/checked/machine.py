@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from emulate.checked import arrays
-from emulate.checked.clocks import Clocks, Stamp, packed
+from emulate.checked.clocks import Clocks, Knowledge, Stamp, packed
 from emulate.checked.reports import Reports
 from emulate.checked.shadow import READERS, STRICT_READERS, Region, Shadow
-from emulate.checked.sites import find_site, site_here
+from emulate.checked.sites import find_site, site_here, site_of_function
 from emulate.checked.state import BlockState, ThreadState
 from emulate.checked.touch import LOCAL_BITS, OUT_COLUMNS, flush, touch
 from emulate.interpreted.block import Barrier, Block, Thread, Unit
@@ -54,7 +54,23 @@ class CheckedMachine(Machine, arrays.Hooks):
         self.atomics: dict[int, Any] = {}
         self.unit_effects = unit_effects
         self.real: list[Region] = []
+        self.previous: Stamp | None = None
         self._out = np.zeros((MAX_REPORTS, OUT_COLUMNS), np.int64)
+
+    # The previous kernel.
+
+    def occupy(self, region: Region, function: Any) -> None:
+        """The previous kernel may still use a region; only who waits for its end knows more."""
+        number = self.shape.blocks
+        if self.previous is None:
+            self.reports.previous = number
+            self.previous = Stamp(Knowledge({number: np.ones((2, 1), np.int32)}))
+        self.shadow.occupy(region, number << LOCAL_BITS, 1, site_of_function(function.__code__))
+
+    def wait_for_previous(self, thread: Thread) -> None:
+        """The thread knows that the previous kernel has ended."""
+        if self.previous is not None:
+            thread.block.state.clocks.acquire(thread, self.previous)
 
     # Checks of accesses.
 

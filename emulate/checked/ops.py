@@ -108,6 +108,8 @@ def _before(op: Op) -> list[Call]:
             steps.append(functools.partial(atomics.fence, effect))
         elif isinstance(effect, fx.ProxyFence):
             steps.append(_proxy_fence)
+        elif isinstance(effect, fx.GridWait):
+            steps.append(_stop)
         elif isinstance(effect, fx.MbarInit | fx.MbarInval | fx.MbarArrive | fx.MbarWait):
             steps.append(functools.partial(barriers.before, op, effect))
     return steps
@@ -125,11 +127,17 @@ def _after(op: Op) -> list[Call]:
             steps.append(functools.partial(atomics.after, op, effect))
         elif isinstance(effect, fx.MbarArrive | fx.MbarWait):
             steps.append(functools.partial(barriers.after, op, effect))
+        elif isinstance(effect, fx.GridWait):
+            steps.append(_grid_wait)
     return steps
 
 
 def _stop(running: Any, thread: Thread, site: int, args: tuple[Any, ...]) -> None:
     running.flush()
+
+
+def _grid_wait(running: Any, thread: Thread, site: int, args: tuple[Any, ...]) -> None:
+    running.wait_for_previous(thread)
 
 
 def _proxy_fence(running: Any, thread: Thread, site: int, args: tuple[Any, ...]) -> None:

@@ -46,12 +46,18 @@ class Reports:
     Args:
         shadow: shadow memory.
         ignore: ids that are not wanted.
+
+    Attributes:
+        clocks: of blocks.
+        items: size of an element by array [bytes].
+        previous: the number that stands for the previous kernel among those of blocks.
     """
 
     def __init__(self, shadow: Shadow, ignore: frozenset[str]) -> None:
         self.findings: dict[Any, Finding] = {}
         self.clocks: dict[int, Clocks] = {}
         self.items: dict[str, int] = {}
+        self.previous = -1
         self._shadow = shadow
         self._ignore = ignore
 
@@ -94,6 +100,8 @@ class Reports:
     def thread_of(self, agent: int) -> tuple[int, int]:
         """Block and thread of an agent."""
         block, local = agent >> LOCAL_BITS, agent & LOCAL_MASK
+        if block == self.previous:
+            return -1, -1
         clocks = self.clocks.get(block)
         if clocks is not None and local in clocks.names:
             return block, clocks.names[local][1]
@@ -102,6 +110,8 @@ class Reports:
     def name_of(self, agent: int) -> str:
         """An agent in words."""
         block, thread = self.thread_of(agent)
+        if block < 0:
+            return "the previous kernel"
         clocks = self.clocks.get(block)
         known = clocks.names.get(agent & LOCAL_MASK) if clocks is not None else None
         who = f"block {block} thread {thread}"

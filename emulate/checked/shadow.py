@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulate.checked.touch import INIT, PAGE_BITS, REGION_BASE, REGION_ROW, REGION_SHIFT
+from emulate.checked.touch import ASYNC, INIT, PAGE_BITS, REGION_BASE, REGION_ROW, REGION_SHIFT
 
 PAGE = 1 << PAGE_BITS
 READERS = 4
@@ -81,6 +81,12 @@ class Shadow:
         self._place(region)
         self._clear(region, init)
         return region
+
+    def occupy(self, region: Region, agent: int, epoch: int, site: int) -> None:
+        """Somebody has just read and written all of a region, by whatever engine."""
+        rows = self.rows[region.row : region.row + self._count(region)]
+        rows[:, :3] = rows[:, 4:7] = agent, epoch, site
+        rows[:, 3] = INIT | ASYNC
 
     def release(self, region: Region) -> None:
         """A shared region's CTA is over."""

@@ -43,6 +43,12 @@ def site_here() -> int:
     return site_of(frame)
 
 
+def site_of_function(code: CodeType) -> int:
+    """The number of a function as a whole."""
+    _places.append((code, -1))
+    return len(_places) - 1
+
+
 def is_ours(filename: str) -> bool:
     """Whether a file belongs to the engine."""
     return filename.startswith(_OURS)

@@ -7,19 +7,35 @@ _STRONGER = "a wait for more groups than is needed costs time, not bytes"
 _GUARDED = "an item past the last one is skipped by the `if` in the loop"
 
 REASONS: dict[str, str] = {
-    "moe_create_indices: while word < np.uint32(np.uint32(WARPS) * num_experts): end +1": (
+    "group_slots: while word < np.uint32(np.uint32(WARPS) * num_experts): end +1": (
         "one word more is cleared: with fewer experts than the capacity nobody uses it, else it is "
-        "the first total, which is written after the next barrier"
+        "the first start, which is written after the next barrier"
     ),
-    "moe_create_indices: for chunk in range(chunks): end +1": (
-        "a chunk past the last expert has 0 rows in all lanes and stores nothing"
+    "group_slots: while group < groups_per_warp: end +1": (
+        "one batch more has no slots of the warp, and so counts nothing"
     ),
-    "moe_create_indices: for step in range(5): end +1": (
+    "scan_experts: for step in range(5): end +1": (
         "a shuffle by 32 lanes leaves every lane its own value, which no lane adds"
     ),
-    "moe_create_indices: WARPS - 1: +1": (
-        "a warp's segment may be longer than it has to be: the segments still are in order and "
-        "cover all slots"
+    "clear_all: while word < np.uint32(np.uint32(2 * copies) * np.uint32(num_experts + "
+    "np.uint32(1))): end +1": (
+        "one word more is cleared: with fewer experts than the capacity nobody uses it"
+    ),
+    "count_all: while first < end: end -1": "first is a multiple of a batch, and so is the end",
+    "count_all: for i in range(_TAIL): end +1": "one slot more is asked for, and not counted",
+    "count_all: while first < num_slots: end +1": (
+        "one batch more has no slots, and so counts nothing"
+    ),
+    "count_all: copies - 1: -1": (
+        "two lanes share a counter and half of the counters stay 0: the sums are the same"
+    ),
+    "sum_all: while first < num_experts: end +1": "the experts of one turn more store nothing",
+    "moe_finalize: while j < top_k: end +1": "one batch more has no rows, and so adds nothing",
+    "router_logits: while word < row_words: end +1": (
+        "one turn more finds no block of K that is inside the rows"
+    ),
+    "router_logits: while word < row_words: end -1": (
+        "a turn is a multiple of 4 words, and so are rows"
     ),
     "multiply_tile: BLOCK_N - 1: -1": "n is a multiple of 8, so no n / 128 has a remainder of 1",
     "accumulate: for loaded in range(np.uint32(num_stages + np.uint32(stages - 1))): end +1": (

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from emulate.mutate.slots import EXPERTS, slots, unwritten
+from nbmoe_kernels.prepared_tokens import ROW_BYTES, token_panels, token_rows
+from nbmoe_kernels.quantize_tile import column_blocks_of
 
 Arguments = tuple[Any, ...]
 Launch = tuple[Any, Callable[[], Arguments]]
 COLUMNS = 160
-"""Two tiles across for blocks of 16 and of 32, the second partial."""
+"""Two blocks across, the second with part of a scale tile; two warps share a panel's rows."""
 
 
 def _bf16(random: np.random.Generator, count: int) -> np.ndarray:
@@ -26,30 +28,65 @@ def _columns_of_tile(kernel: Any) -> int:
     return 64 if "nvfp4" in kernel.name else 128
 
 
+def _outputs(kernel: Any, rows: int) -> tuple[Any, Any, int, int]:
+    """Codes and scales, or prepared tokens and nothing; rows of a panel, blocks across."""
+    panel_rows = token_rows(rows, len(EXPERTS))
+    blocks = column_blocks_of(COLUMNS, 1)
+    if "prepared" in kernel.name or "prepare_tokens" in kernel.name:
+        words = token_panels(COLUMNS) * panel_rows * ROW_BYTES // 4
+        return unwritten(words), unwritten(1), panel_rows, blocks
+    across = -(-COLUMNS // _columns_of_tile(kernel))
+    codes = unwritten(_code_words(kernel, rows * COLUMNS))
+    return codes, unwritten(3 * across * 128), panel_rows, blocks
+
+
+def prepare_tokens(kernel: Any) -> Launch:
+    """prepare_tokens of any format."""
+
+    def args() -> Arguments:
+        random = np.random.default_rng(8)
+        rows, starts, offsets = slots(130)
+        output, _, panel_rows, blocks = _outputs(kernel, rows)
+        elements = rows * COLUMNS
+        words = elements // 2 if "bf16" in kernel.name else _code_words(kernel, elements)
+        tiles = 3 * -(-COLUMNS // _columns_of_tile(kernel))
+        scalars = (len(EXPERTS), rows, panel_rows, COLUMNS, blocks, 1)
+        return (
+            output,
+            random.integers(0, 2**32, words, dtype=np.uint32),
+            random.integers(100, 120, 512 * tiles).astype(np.uint8),
+            starts,
+            offsets,
+            *(np.uint32(number) for number in scalars),
+        )
+
+    return (2 if kernel.name.endswith("_rows") else 3) * 2, args
+
+
 def quantize(kernel: Any) -> Launch:
     """quantize_grouped, quantize_rows and quantize_row_scaled of any format."""
-    across = -(-COLUMNS // _columns_of_tile(kernel))
 
     def args() -> Arguments:
         random = np.random.default_rng(2)
         rows, starts, offsets = slots(130)
-        scales = random.integers(0x3F00, 0x4000, rows).astype(np.uint16)
-        scalars = (len(EXPERTS), rows, COLUMNS, 2, 1, 1, 1)
+        row_scales = random.integers(0x3F00, 0x4000, rows).astype(np.uint16)
+        output, scales, panel_rows, blocks = _outputs(kernel, rows)
+        scalars = (len(EXPERTS), rows, COLUMNS, panel_rows, blocks, 1, 2, 1 << 31, 1, 1, 1)
         return (
-            unwritten(_code_words(kernel, rows * COLUMNS)),
-            unwritten(3 * across * 128),
+            output,
+            scales,
             _bf16(random, rows * COLUMNS),
             starts,
             offsets,
             EXPERTS,
             np.array([0.5, 3.0], np.float32),
             random.permutation(2 * rows)[:rows].astype(np.uint32),
-            scales,
+            row_scales,
             *(np.uint32(number) for number in scalars),
             np.float32(1.5),
         )
 
-    return (2 if "rows" in kernel.name else 3, across), args
+    return (2 if "rows" in kernel.name else 3) * 2, args
 
 
 def row_scales(kernel: Any) -> Launch:
@@ -74,25 +111,25 @@ def row_scales(kernel: Any) -> Launch:
 
 def gated_quantize(kernel: Any) -> Launch:
     """gated_quantize of any format and activation."""
-    across = -(-COLUMNS // _columns_of_tile(kernel))
 
     def args() -> Arguments:
         random = np.random.default_rng(4)
         rows, starts, offsets = slots(130)
+        output, scales, panel_rows, blocks = _outputs(kernel, rows)
         return (
-            unwritten(_code_words(kernel, rows * COLUMNS)),
-            unwritten(3 * across * 128),
+            output,
+            scales,
             _bf16(random, 2 * rows * COLUMNS),
             starts,
             offsets,
             EXPERTS,
             np.array([1.0, 1.0, 2.5], np.float32),
-            *(np.uint32(number) for number in (len(EXPERTS), COLUMNS, 0)),
+            *(np.uint32(n) for n in (len(EXPERTS), COLUMNS, panel_rows, blocks, 1, 0)),
             np.float32(1.7),
             np.float32(2.0),
         )
 
-    return (3, across), args
+    return 3 * 2, args
 
 
 def gated_activate(kernel: Any) -> Launch:
@@ -138,6 +175,7 @@ QUANTIZERS: dict[str, Callable[[Any], Launch]] = {
     "quantize_grouped": quantize,
     "quantize_rows": quantize,
     "quantize_row_scaled": quantize,
+    "prepare_tokens": prepare_tokens,
     "row_scales": row_scales,
     "gated_quantize": gated_quantize,
     "gated_activate": gated_activate,

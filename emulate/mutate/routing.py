@@ -20,8 +20,8 @@ def _bf16_pairs(random: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _route(kernel: Any) -> Launch:
-    """More experts than lanes, two parts of K, a bias, a shared expert."""
-    tokens, experts, top_k = 5, 70, 3
+    """Nearly as many experts as there is room for, two parts of K, a bias, a shared expert."""
+    tokens, experts, top_k = 7, 126, 3
 
     def args() -> tuple[Any, ...]:
         random = np.random.default_rng(7)
@@ -31,52 +31,84 @@ def _route(kernel: Any) -> Launch:
             "logits": random.standard_normal(2 * tokens * experts).astype(np.float32),
             "bias": random.standard_normal(experts).astype(np.float32),
             "correction_bias": random.standard_normal(experts).astype(np.float32),
+            **_index_buffers(tokens * (top_k + 1), experts + 1),
         }
         numbers = {"num_tokens": tokens, "num_experts": experts, "num_parts": 2, "top_k": top_k}
         numbers |= {"has_bias": 1, "has_correction": 1, "n_groups": 7, "topk_group": 3}
-        numbers |= {"scoring": 0, "renormalize": 1, "shared_slot": 1}
+        numbers |= {"scoring": 0, "renormalize": 1, "shared_slot": 1, "lane_bits": 1}
+        numbers |= {"tokens_per_warp": 1, "groups_per_warp": 1}
         by_name: dict[str, Any] = {name: np.uint32(number) for name, number in numbers.items()}
         by_name |= arrays | {"factor": np.float32(1.5)}
         return tuple(by_name[parameter.name] for parameter in kernel.params)
 
-    return 2, args
+    return 1 if "_grouped" in kernel.name else 2, args
+
+
+def _router_logits(kernel: Any) -> Launch:
+    """More experts and tokens than a tile has, more of K than is on its way at once."""
+    tokens, experts, hidden = 9, 18, 456
+
+    def args() -> tuple[Any, ...]:
+        random = np.random.default_rng(10)
+        return (
+            unwritten(tokens * experts, np.float32),
+            _bf16_pairs(random, tokens * hidden // 2),
+            _bf16_pairs(random, experts * hidden // 2),
+            *_scalars(tokens, experts, hidden // 2),
+        )
+
+    return (2, 2), args
+
+
+def _index_buffers(slots: int, experts: int) -> dict[str, Any]:
+    words = {
+        "token_expert_order": slots,
+        "expert_start_indices": experts + 1,
+        "restore_token_order": slots,
+        "expert_ids": experts,
+        "expert_usage_stats": 2,
+        "scales_offset": experts,
+    }
+    buffers: dict[str, Any] = {name: unwritten(count) for name, count in words.items()}
+    return buffers | {"expert_ids": buffers["expert_ids"].view(np.int32)}
 
 
 def _create_indices(kernel: Any) -> Launch:
-    slots, experts = 7700, 40
+    """One slot, expert or group more than some loop handles at once; an empty expert."""
+    many = "_many_" in kernel.name
+    blocks, slots, groups_per_warp = (2, 12289, 13) if many else (1, 2500, 5)
+    experts = 65 if many else 40
 
     def args() -> tuple[Any, ...]:
         random = np.random.default_rng(1)
         ids = random.integers(-1, experts, slots).astype(np.int32)
         ids[ids == 7] = 8  # an empty expert
-        words = (slots, experts + 1, slots, experts, 2, experts)
-        order, starts, restore, numbers, stats, offsets = (unwritten(n) for n in words)
-        outputs = (order, starts, restore, numbers.view(np.int32), stats, offsets)
-        return (*outputs, ids, *_scalars(slots, experts))
+        outputs = _index_buffers(slots, experts).values()
+        return (*outputs, ids, *_scalars(slots, experts, groups_per_warp))
 
-    return 1, args
+    return blocks, args
 
 
 def _gather_rows(kernel: Any) -> Launch:
-    rows, columns = 4, 1040
+    rows, columns = 7, 1040
 
     def args() -> tuple[Any, ...]:
         random = np.random.default_rng(8)
-        order = random.permutation(rows).astype(np.uint32)
+        order = random.permutation(2 * rows)[:rows].astype(np.uint32)
         order[1] = 0xFFFFFFFF
         return (
             unwritten(rows * columns // 2),
             _bf16_pairs(random, rows * columns // 2),
             order,
-            random.random(rows).astype(np.float32),
-            *_scalars(2, columns // 2, 1),
+            random.random(2 * rows).astype(np.float32),
+            *_scalars(2, rows, columns // 2, 1),
         )
 
-    return (rows, 2), args
+    return (2, 2), args
 
 
 def _finalize(kernel: Any) -> Launch:
-    tokens, top_k, columns = 3, 2, 1040
+    tokens, top_k, columns = 3, 9, 1040
 
     def args() -> tuple[Any, ...]:
         random = np.random.default_rng(6)
@@ -107,6 +139,7 @@ def _reciprocal(kernel: Any) -> Launch:
 
 
 ROUTING: dict[str, Callable[[Any], Launch]] = {
+    "router_logits": _router_logits,
     "route_": _route,
     "moe_create_indices": _create_indices,
     "gather_rows": _gather_rows,

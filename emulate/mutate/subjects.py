@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulate.mutate.matmuls import matmul
+from emulate.mutate.prepared import PREPARED, multiply
 from emulate.mutate.quantizers import QUANTIZERS
 from emulate.mutate.quantizers_fp8 import FP8_QUANTIZERS
 from emulate.mutate.routing import ROUTING
@@ -56,5 +57,6 @@ _LAUNCHES: dict[str, Callable[[Any], tuple[Any, Callable[[], Arguments]]]] = {
     **ROUTING,
     **QUANTIZERS,
     **FP8_QUANTIZERS,
-    "matmul_grouped": matmul,
+    **PREPARED,
+    "matmul_grouped": lambda kernel: (multiply if "_sm90_" in kernel.name else matmul)(kernel),
 }

@@ -96,6 +96,11 @@ class NamedBarrier:
 
 
 @dataclass(frozen=True)
+class GridWait:
+    """Waits until the previous kernel of the stream has ended, and sees all that it wrote."""
+
+
+@dataclass(frozen=True)
 class MbarInit:
     """Makes 8 bytes at ``param`` an mbarrier that ``count`` arrivals complete."""
 
@@ -141,6 +146,7 @@ Effect = (
     | Fence
     | ProxyFence
     | NamedBarrier
+    | GridWait
     | MbarInit
     | MbarInval
     | MbarArrive

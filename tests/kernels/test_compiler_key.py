@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from numba import njit
 
+from nbmoe_kernels.catalog import catalog
 from nbmoe_kernels.compiler import content_key
+from nbmoe_kernels.create_indices import make_create_indices
 from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.kernel import kernel
 
@@ -72,3 +74,12 @@ def test_what_cannot_be_read_is_refused():
 
     with pytest.raises(TypeError, match=r"closure value table = .* cannot be hashed"):
         content_key(make(looks_up), HOPPER)
+
+
+def test_kernels_of_the_package_differ_by_where_they_are_and_what_they_close_over():
+    """Their source is in the digest of the package, not read again for each."""
+    kernels = catalog()
+    assert len({content_key(k, HOPPER) for k in kernels}) == len(kernels)
+    make = make_create_indices.__wrapped__
+    assert content_key(make(64), HOPPER) == content_key(make(64), HOPPER)
+    assert content_key(make(64), HOPPER) != content_key(make(128), HOPPER)
