@@ -11,6 +11,9 @@ Shapes: output (T, H) bf16, down (M, H) bf16, restore_token_order (T * top_k,) u
 
 Thread map: block (x, y) handles token x and columns [1024 y, 1024 y + 1024), 8 a thread. No thread
 shares anything with another.
+
+A thread first asks for a batch of rows and only then adds them, so that it waits for memory once a
+batch and not once a row.
 """
 
 import functools
@@ -28,6 +31,8 @@ from nbmoe_kernels.kernel import Executor, Kernel, kernel
 
 THREADS = 128
 COLUMNS_PER_THREAD = 8
+BATCH = 8
+"""Rows that a thread asks for at once."""
 _ONE = np.float32(1.0)
 
 
@@ -41,14 +46,15 @@ def accumulate_pair(acc, i, weight, word):
 
 
 @functools.cache
-def make_moe_finalize() -> Kernel:
-    """The kernel; it has no configuration."""
+def make_moe_finalize(batch: int = BATCH) -> Kernel:
+    """The kernel that asks for `batch` rows at once."""
+    batch_words = 4 * batch
 
     @kernel(
         "global u32* output, global u32* down, global u32* restore_token_order, "
         "global f32* weights, global u32* shared, u32 top_k, u32 num_words, u32 has_shared",
         threads=THREADS,
-        name="moe_finalize",
+        name=f"moe_finalize_{batch}",
     )
     def moe_finalize(
         output, down, restore_token_order, weights, shared, top_k, num_words, has_shared
@@ -67,17 +73,34 @@ def make_moe_finalize() -> Kernel:
                 accumulate_pair(acc, 2, _ONE, w1)
                 accumulate_pair(acc, 4, _ONE, w2)
                 accumulate_pair(acc, 6, _ONE, w3)
-            for j in range(top_k):
-                slot = np.uint64(token) * np.uint64(top_k) + np.uint64(j)
-                row = restore_token_order[slot]
-                if row != NOWHERE:
-                    weight = weights[slot]
-                    at = np.uint64(row) * np.uint64(num_words) + np.uint64(word)
-                    w0, w1, w2, w3 = load_v4(down, at)
-                    accumulate_pair(acc, 0, weight, w0)
-                    accumulate_pair(acc, 2, weight, w1)
-                    accumulate_pair(acc, 4, weight, w2)
-                    accumulate_pair(acc, 6, weight, w3)
+            rows = cuda.local.array(batch, np.uint32)
+            factors = cuda.local.array(batch, np.float32)
+            words = cuda.local.array(batch_words, np.uint32)
+            first_slot = np.uint64(token) * np.uint64(top_k)
+            j = np.uint32(0)
+            while j < top_k:
+                for i in unroll(range(batch)):
+                    choice = np.uint32(j + np.uint32(i))
+                    slot = first_slot + np.uint64(min(choice, np.uint32(top_k - np.uint32(1))))
+                    rows[i] = restore_token_order[slot]
+                    factors[i] = weights[slot]
+                    if choice >= top_k:
+                        rows[i] = NOWHERE
+                for i in unroll(range(batch)):
+                    if rows[i] != NOWHERE:
+                        at = np.uint64(rows[i]) * np.uint64(num_words) + np.uint64(word)
+                        w0, w1, w2, w3 = load_v4(down, at)
+                        words[4 * i] = w0
+                        words[4 * i + 1] = w1
+                        words[4 * i + 2] = w2
+                        words[4 * i + 3] = w3
+                for i in unroll(range(batch)):
+                    if rows[i] != NOWHERE:
+                        accumulate_pair(acc, 0, factors[i], words[4 * i])
+                        accumulate_pair(acc, 2, factors[i], words[4 * i + 1])
+                        accumulate_pair(acc, 4, factors[i], words[4 * i + 2])
+                        accumulate_pair(acc, 6, factors[i], words[4 * i + 3])
+                j = np.uint32(j + np.uint32(batch))
             at = np.uint64(token) * np.uint64(num_words) + np.uint64(word)
             store_v4(
                 output,

@@ -7,8 +7,9 @@ With `has_weights` the row is multiplied by weights[order[m]] in f32 and rounded
 Shapes: output (M, K) bf16, input (R, K) bf16, order (M,) u32, weights (R * divisor,) f32. K is a
 multiple of 8.
 
-Thread map: block (x, y) handles row x and columns [1024 y, 1024 y + 1024), 8 a thread. No thread
-shares anything with another.
+Thread map: block (x, y) handles `rows` rows from rows * x on, and of them columns [1024 y, 1024 y +
+1024), 8 a thread. No thread shares anything with another. A thread first asks for all its rows and
+only then stores them, so that it waits for memory once.
 """
 
 import functools
@@ -21,11 +22,13 @@ from nbmoe_kernels.create_indices import NOWHERE
 from nbmoe_kernels.device.convert import bf16x2_of_f32
 from nbmoe_kernels.device.math import bits_f32, mul_rn
 from nbmoe_kernels.device.memory import load_v4, store_v4
-from nbmoe_kernels.device.op import device_function
+from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
 
 THREADS = 128
 COLUMNS_PER_THREAD = 8
+ROWS = 4
+"""Rows of a block."""
 _ZERO = np.uint32(0)
 
 
@@ -38,34 +41,55 @@ def scale_pair(word, weight):
 
 
 @functools.cache
-def make_gather_rows() -> Kernel:
-    """The kernel; it has no configuration."""
+def make_gather_rows(rows: int = ROWS) -> Kernel:
+    """The kernel whose blocks handle `rows` rows."""
+    batch_words = 4 * rows
 
     @kernel(
         "global u32* output, global u32* input, global u32* order, global f32* weights, "
-        "u32 divisor, u32 num_words, u32 has_weights",
+        "u32 divisor, u32 num_rows, u32 num_words, u32 has_weights",
         threads=THREADS,
-        name="gather_rows",
+        name=f"gather_rows_{rows}",
     )
-    def gather_rows(output, input, order, weights, divisor, num_words, has_weights):
-        row = np.uint32(cuda.blockIdx.x)
+    def gather_rows(output, input, order, weights, divisor, num_rows, num_words, has_weights):
+        first_row = np.uint32(np.uint32(cuda.blockIdx.x) * np.uint32(rows))
         first = np.uint32(np.uint32(cuda.blockIdx.y) * np.uint32(THREADS))
         word = np.uint32(np.uint32(first + np.uint32(cuda.threadIdx.x)) * np.uint32(4))
         if word < num_words:
-            source = order[np.uint64(row)]
-            w0, w1, w2, w3 = _ZERO, _ZERO, _ZERO, _ZERO
-            if source != NOWHERE:
-                from_row = np.uint32(source // divisor)
-                at = np.uint64(from_row) * np.uint64(num_words) + np.uint64(word)
-                w0, w1, w2, w3 = load_v4(input, at)
-                if has_weights != np.uint32(0):
-                    weight = weights[np.uint64(source)]
-                    w0 = scale_pair(w0, weight)
-                    w1 = scale_pair(w1, weight)
-                    w2 = scale_pair(w2, weight)
-                    w3 = scale_pair(w3, weight)
-            at = np.uint64(row) * np.uint64(num_words) + np.uint64(word)
-            store_v4(output, at, w0, w1, w2, w3)
+            sources = cuda.local.array(rows, np.uint32)
+            words = cuda.local.array(batch_words, np.uint32)
+            for i in unroll(range(rows)):
+                row = np.uint32(first_row + np.uint32(i))
+                sources[i] = order[np.uint64(min(row, np.uint32(num_rows - np.uint32(1))))]
+            for i in unroll(range(rows)):
+                for j in unroll(range(4)):
+                    words[4 * i + j] = _ZERO
+                if sources[i] != NOWHERE:
+                    from_row = np.uint32(sources[i] // divisor)
+                    at = np.uint64(from_row) * np.uint64(num_words) + np.uint64(word)
+                    w0, w1, w2, w3 = load_v4(input, at)
+                    words[4 * i] = w0
+                    words[4 * i + 1] = w1
+                    words[4 * i + 2] = w2
+                    words[4 * i + 3] = w3
+            if has_weights != np.uint32(0):
+                for i in unroll(range(rows)):
+                    if sources[i] != NOWHERE:
+                        weight = weights[np.uint64(sources[i])]
+                        for j in unroll(range(4)):
+                            words[4 * i + j] = scale_pair(words[4 * i + j], weight)
+            for i in unroll(range(rows)):
+                row = np.uint32(first_row + np.uint32(i))
+                if row < num_rows:
+                    at = np.uint64(row) * np.uint64(num_words) + np.uint64(word)
+                    store_v4(
+                        output,
+                        at,
+                        words[4 * i],
+                        words[4 * i + 1],
+                        words[4 * i + 2],
+                        words[4 * i + 3],
+                    )
 
     return gather_rows
 
@@ -90,12 +114,13 @@ def launch_gather_rows(
     columns = THREADS * COLUMNS_PER_THREAD
     make_gather_rows().launch(
         executor,
-        (num_rows, -(-num_cols // columns), 1),
+        (-(-num_rows // ROWS), -(-num_cols // columns), 1),
         output,
         input,
         order,
         weights,
         divisor,
+        num_rows,
         num_cols // 2,
         int(has_weights),
         stream=stream,

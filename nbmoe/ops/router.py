@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from nbmoe import reference
-from nbmoe.errors import (
-    ArgTypeError,
-    ConfigError,
-    RangeError,
-    RoutingError,
-    ShapeError,
-    UnsupportedError,
-)
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
+from nbmoe.ops.route_request import RouteRequest
 from nbmoe.reference.router import SCORINGS
 from nbmoe.validate import BF16, F32, I32, Call
-from nbmoe.validate.routing import first
 
 __all__ = ["SCORINGS", "route", "router_logits"]
 
@@ -73,7 +61,18 @@ def router_logits(
 
     from nbmoe_kernels.heuristics import grouped_matmul_config
     from nbmoe_kernels.matmul_grouped_sm80 import launch_matmul_grouped
+    from nbmoe_kernels.router_logits import MAX_TOKENS, launch_router_logits
 
+    if num_tokens <= MAX_TOKENS:
+        launch_router_logits(
+            executor(chosen, call),
+            *flat(chosen, output, tokens, gate),
+            num_tokens=num_tokens,
+            num_experts=num_experts,
+            hidden=hidden,
+            stream=call.stream,
+        )
+        return output.owner
     config = grouped_matmul_config("bf16", "bf16", num_experts, hidden, 1, num_tokens)
     nothing = flat(chosen, *(None for _ in range(7)))
     launch_matmul_grouped(
@@ -165,144 +164,44 @@ def route(
         RoutingError: a row has no largest logit ("full").
     """
     call = Call("route", validate)
-    scores = call.array("logits", logits, F32, "(T, E)")
-    added = call.optional("bias", bias, F32, "(E,)")
-    correction = call.optional("correction_bias", correction_bias, F32, "(E,)")
-    num_tokens, columns = scores.shape
-    num_parts = call.integer("num_parts", num_parts, 1)
-    call.multiple("logits", "columns", columns or num_parts, num_parts)
-    num_experts = columns // num_parts
-    _check_experts(call, num_experts, scores.shape)
-    top_k = call.integer("top_k", top_k, 1, num_experts)
-    renormalize = call.boolean("renormalize", renormalize)
-    shared_slot = call.boolean("shared_slot", shared_slot)
-    _check_scoring(call, scoring, renormalize, n_groups, correction is not None)
-    n_groups, topk_group = _take_groups(call, n_groups, topk_group, num_experts, top_k)
-    factor = _take_factor(call, routed_scaling_factor)
-    shape = (num_tokens, top_k + shared_slot)
+    request = RouteRequest(
+        call,
+        logits,
+        top_k,
+        scoring=scoring,
+        renormalize=renormalize,
+        bias=bias,
+        correction_bias=correction_bias,
+        n_groups=n_groups,
+        topk_group=topk_group,
+        routed_scaling_factor=routed_scaling_factor,
+        num_parts=num_parts,
+        shared_slot=shared_slot,
+    )
     buffers = call.out_tuple(out, ("topk_ids", "topk_weights"))
     if buffers is not None:
-        call.output("out[0]", buffers[0], I32, "(T, k)", shape)
-        call.output("out[1]", buffers[1], F32, "(T, k)", shape)
+        call.output("out[0]", buffers[0], I32, "(T, k)", request.shape)
+        call.output("out[1]", buffers[1], F32, "(T, k)", request.shape)
     chosen = call.place(backend, stream)
-    options: dict[str, Any] = {
-        "top_k": top_k,
-        "renormalize": renormalize,
-        "num_parts": num_parts,
-        "shared_slot": shared_slot,
-    }
-    groups: dict[str, Any] = {"n_groups": n_groups, "topk_group": topk_group}
-    if call.checks("full"):
-        _check_logits(call, call.data(scores))
-        if renormalize and scoring.startswith("sigmoid"):
-            _check_sums(call, scoring, options | groups)
+    request.check_values()
 
-    ids = call.outputs.get("out[0]") or allocate(call, "topk_ids", shape, I32)
-    weights = call.outputs.get("out[1]") or allocate(call, "topk_weights", shape, F32)
-    if num_tokens == 0:
+    ids = call.outputs.get("out[0]") or allocate(call, "topk_ids", request.shape, I32)
+    weights = call.outputs.get("out[1]") or allocate(call, "topk_weights", request.shape, F32)
+    if request.num_tokens == 0:
         return ids.owner, weights.owner
     if chosen.name == "reference":
-        chosen_ids, chosen_weights = reference.route(
-            host_view(scores),
-            scoring=scoring,
-            bias=None if added is None else host_view(added),
-            correction_bias=None if correction is None else host_view(correction),
-            routed_scaling_factor=factor,
-            **options,
-            **groups,
-        )
-        store(ids, chosen_ids)
-        store(weights, chosen_weights)
+        for output, result in zip((ids, weights), request.reference(), strict=True):
+            store(output, result)
         return ids.owner, weights.owner
 
     from nbmoe_kernels.route_logits import launch_route_logits
     from nbmoe_kernels.route_sigmoid import launch_route_sigmoid
 
-    run = executor(chosen, call)
-    given = flat(chosen, ids, weights, scores, added)
-    options |= {"num_tokens": num_tokens, "num_experts": num_experts, "factor": factor}
-    options |= {"has_bias": added is not None, "stream": call.stream}
-    if scoring == "sigmoid":
-        options |= groups | {"has_correction": correction is not None}
-        launch_route_sigmoid(run, *given, *flat(chosen, correction), **options)
-    else:
-        launch_route_logits(run, *given, scoring=scoring, **options)
+    launch = launch_route_sigmoid if request.is_sigmoid else launch_route_logits
+    launch(
+        executor(chosen, call),
+        *flat(chosen, ids, weights, *request.inputs),
+        **request.kernel_options,
+        stream=call.stream,
+    )
     return ids.owner, weights.owner
-
-
-def _check_experts(call: Call, num_experts: int, shape: tuple[int, ...]) -> None:
-    from nbmoe_kernels.route_select import MAX_EXPERTS
-
-    if num_experts == 0:
-        raise ShapeError(call.message("logits", "(T, E) with E >= 1", f"shape {shape}"))
-    if num_experts > MAX_EXPERTS:
-        rule = f"at most {MAX_EXPERTS} experts"
-        raise UnsupportedError(call.message("logits", rule, f"E = {num_experts}"))
-    for arg in ("bias", "correction_bias"):
-        if arg in call.inputs:
-            call.shape(arg, (num_experts,), f"(E,) = ({num_experts},), one an expert")
-
-
-def _check_scoring(
-    call: Call, scoring: Any, renormalize: bool, n_groups: Any, has_correction: bool
-) -> None:
-    if not isinstance(scoring, str):
-        raise ArgTypeError(call.message("scoring", f"one of {SCORINGS}", repr(scoring)))
-    if scoring not in SCORINGS:
-        raise ConfigError(call.message("scoring", f"one of {SCORINGS}", repr(scoring)))
-    if scoring == "none" and renormalize:
-        hint = "logits have no meaningful sum"
-        raise ConfigError(call.message("renormalize", "False with scoring 'none'", True, hint))
-    if scoring != "sigmoid":
-        rule = f"with scoring {scoring!r}: only 'sigmoid' chooses by more than logits"
-        if has_correction:
-            raise ConfigError(call.message("correction_bias", f"None {rule}", "an array"))
-        if n_groups != 1:
-            raise ConfigError(call.message("n_groups", f"1 {rule}", repr(n_groups)))
-
-
-def _take_groups(
-    call: Call, n_groups: Any, topk_group: Any, num_experts: int, top_k: int
-) -> tuple[int, int]:
-    from nbmoe_kernels.route_sigmoid import MAX_GROUPS
-
-    n_groups = call.integer("n_groups", n_groups, 1, MAX_GROUPS)
-    topk_group = call.integer("topk_group", topk_group, 1, n_groups)
-    size, rest = divmod(num_experts, n_groups)
-    if rest or (n_groups > 1 and size < 2):
-        rule = f"a divisor of E = {num_experts} with at least 2 experts a group"
-        raise ConfigError(call.message("n_groups", rule, n_groups))
-    if top_k > size * topk_group:
-        rule = f"at most {size * topk_group}, the experts of topk_group = {topk_group} groups"
-        raise RangeError(call.message("top_k", rule, top_k))
-    return n_groups, topk_group
-
-
-def _take_factor(call: Call, factor: Any) -> float:
-    if isinstance(factor, bool) or not isinstance(factor, numbers.Real):
-        got = f"{type(factor).__name__} {factor!r}"
-        raise ArgTypeError(call.message("routed_scaling_factor", "a number", got))
-    with np.errstate(over="ignore"):
-        rounded = np.float32(factor)
-    if not 0 < rounded < np.inf:
-        rule = "a positive, finite float32"
-        raise RangeError(call.message("routed_scaling_factor", rule, factor))
-    return float(rounded)
-
-
-def _check_logits(call: Call, logits: NDArray[Any]) -> None:
-    for what, bad in (("NaN", np.isnan(logits)), ("-inf", np.isneginf(logits))):
-        rows = np.asarray(bad.all(axis=1))
-        if rows.any():
-            got = f"all {what} in row {first(rows)}"
-            raise RoutingError(call.message("logits", "a largest logit in each row", got))
-
-
-def _check_sums(call: Call, scoring: str, options: dict[str, Any]) -> None:
-    arrays: dict[str, Any] = {arg: call.data(array) for arg, array in call.inputs.items()}
-    options |= {"renormalize": False, "shared_slot": False}
-    _, weights = reference.route(**arrays, scoring=scoring, **options)
-    rows = np.asarray((weights == 0).all(axis=1))
-    if rows.any():
-        rule = "weights whose sum is not 0, to renormalize them"
-        raise RangeError(call.message("logits", rule, f"only 0 in row {first(rows)}"))

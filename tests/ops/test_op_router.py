@@ -17,6 +17,7 @@ from nbmoe.errors import (
     UnsupportedError,
 )
 from nbmoe.reference.router import SCORINGS
+from nbmoe_kernels import router_logits
 from tests.ops.compare import assert_equals_reference, assert_same
 from tests.strategies import VALUES, activations, seeds
 
@@ -131,20 +132,25 @@ def test_what_is_far_below_has_no_weight(kernels: Any) -> None:
 
 
 @given(
-    st.sampled_from((0, 1, 17)),
-    st.sampled_from((1, 4, 60, 129)),
-    st.sampled_from((8, 64, 72)),
+    st.sampled_from((0, 1, 7, 8, 17)),
+    st.sampled_from((1, 4, 16, 60, 129)),
+    st.sampled_from((8, 64, 72, 448)),
     st.sampled_from(VALUES),
+    st.booleans(),
     seeds,
 )
 def test_logits_equal_reference(
-    kernels: Any, tokens: int, experts: int, hidden: int, kind: str, seed: int
+    kernels: Any, tokens: int, experts: int, hidden: int, kind: str, is_many: bool, seed: int
 ) -> None:
+    """By the kernel for few tokens and by the one for many."""
     rng = np.random.default_rng(seed)
     x = activations(rng, tokens, hidden + 8, kind)[:, :hidden].copy()
     weight = rng.standard_normal((experts, hidden)).astype(ml_dtypes.bfloat16)
     result = (((tokens, experts), np.float32),)
-    assert_equals_reference(kernels, ops.router_logits, result, x, weight)
+    with pytest.MonkeyPatch.context() as patch:
+        if is_many:
+            patch.setattr(router_logits, "MAX_TOKENS", 0)
+        assert_equals_reference(kernels, ops.router_logits, result, x, weight)
 
 
 LOGITS = np.zeros((3, 8), np.float32)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nbmoe import ops, reference
 from nbmoe.errors import RoutingError, ShapeError
 from nbmoe.reference import RoutingIndices
+from nbmoe_kernels import create_indices
 from tests.ops.compare import POISONS, assert_equals_reference, assert_same, poisoned
 from tests.strategies import ROUTINGS, TOKENS, VALUES, activations, expert_choice, seeds
 
@@ -42,6 +43,46 @@ def test_create_indices_equals_reference(
         assert isinstance(got, RoutingIndices)
         assert_same(tuple(got), tuple(expected))
     assert_same(tuple(kernels(ops.moe_create_indices, ids.reshape(-1), experts)), tuple(expected))
+
+
+@given(
+    st.sampled_from((1, 17, 129, 257, 521)),
+    st.sampled_from((1, 3, 61, 64, 200, 512)),
+    st.integers(1, 8),
+    st.integers(1, 3),
+    st.integers(0, 1),
+    st.sampled_from(ROUTINGS),
+    seeds,
+)
+def test_create_indices_in_many_blocks(
+    kernels: Any,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    groups_per_warp: int,
+    idle_blocks: int,
+    kind: str,
+    seed: int,
+) -> None:
+    """The number of blocks, and of slots of each, does not show in the result."""
+    top_k = min(top_k, experts)
+    ids = expert_choice(np.random.default_rng(seed), tokens, top_k, experts, kind)
+    blocks = -(-ids.size // (512 * groups_per_warp)) + idle_blocks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(create_indices, "index_grid", lambda _: (blocks, groups_per_warp))
+        out = poisoned(shapes(ids.size, experts), POISONS[0])
+        got = kernels(ops.moe_create_indices, ids, experts, out=out)
+    assert_same(tuple(got), tuple(reference.moe_create_indices(ids, experts)))
+
+
+@given(st.integers(0, 2**22))
+def test_grid_of_create_indices(slots: int) -> None:
+    """All slots have a place, no block is idle, and there are as few as `MAX_BLOCKS`."""
+    blocks, groups_per_warp = create_indices.index_grid(slots)
+    assert 1 <= blocks <= create_indices.MAX_BLOCKS
+    assert blocks * groups_per_warp * 512 >= slots
+    assert slots == 0 or (blocks - 1) * groups_per_warp * 512 < slots
+    assert (blocks == 1) == (slots <= create_indices.ONE_BLOCK_SLOTS)
 
 
 def test_worked_example(kernels: Any) -> None:
