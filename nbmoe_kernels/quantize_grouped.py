@@ -1,28 +1,33 @@
-"""Block quantize: bf16 rows to codes and 5-D tiles of block scales, in three kernels of one body.
+"""Block quantize: bf16 rows to codes and tiles of block scales, or to prepared tokens.
 
 For each block of 16 (NVFP4) or 32 (MX) columns of a row: the scale of its largest magnitude and the
 code of every element; `block_quantizer` has the formats' arithmetic. Output row m reads input row
-m, or indices[m] // indices_divisor.
+m, or indices[m] // indices_divisor. Three kernels of one body:
 
     grouped      rows in slots; NVFP4 under sf_tensor[expert_ids[slot]]
     row_scaled   rows in slots, each times 1 / row_scales[m] and rounded to bf16 before; with relu2
                  x is bf16(max(x, 0)^2) first; NVFP4 under 1
     rows         all rows are one group; NVFP4 under tensor_scale
 
-Shapes: output (M, K/2) u8, for e4m3 codes (M, K); scales (tiles, ceil(K/(4 block)), 32, 4, 4) u8;
-input (R, K) bf16; row_offsets (S + 1,) u32; scales_offsets (S,) u32; expert_ids (S,) i32; sf_tensor
-(E,) f32; indices (M,) u32; row_scales (M,) bf16. K is a multiple of the block. Arrays that a kernel
-has no use for are not read, nor are expert_ids without has_ids.
+Shapes: output (M, K/2) u8, for e4m3 codes (M, K), and scales (tiles, ceil(K/(4 block)), 32, 4, 4)
+u8; or prepared tokens, (ceil(K/64), panel_rows, 128) u8 (`prepared_tokens`), and no scales. input
+(R, K) bf16; row_offsets (S + 1,) u32; scales_offsets (S,) u32; expert_ids (S,) i32; sf_tensor (E,)
+f32; indices (M,) u32; row_scales (M,) bf16. K is a multiple of the block. Arrays that a kernel has
+no use for are not read, nor are expert_ids without has_ids.
 
-Thread map: block (x, y) handles scale tile x (128 rows of one slot) and columns [64 y, 64 y + 64),
-or 128 columns for blocks of 32; its threads as in `quantize_tile`. Scale bytes meet in shared
-memory and leave as one contiguous 512-byte tile.
+Thread map: `quantize_tile`; block x handles scale tile x / column_blocks, and of its columns the
+(x % column_blocks)-th 256, 128 or 64, as split is 0, 1 or 2. Scale bytes meet in shared memory and
+leave as whole tiles.
 
-Padding: rows past the slot's last and columns past K get scale 0 and no codes; tiles that belong to
-no slot are not written. A slot with expert id -1 gets zeros.
+Padding: rows past the slot's last and columns past K get scale 0 and no codes; prepared elements
+past K are 0. Tiles and prepared rows that belong to no slot are not written. A slot with expert id
+-1 gets zeros.
 
-Synchronisation: blocks of 32 join two lanes' maxima by a butterfly shuffle of the whole warp; one
-block barrier between the scale bytes' stores and the tile's stores (128 threads arrive and wait).
+Synchronisation: blocks of 32 join two lanes' maxima by a butterfly shuffle of the whole warp. A
+block barrier stands between the zeroing of the tiles and the filling of the NVFP4 table on one side
+and the rows on the other, and one between the scale bytes' stores and the tiles'. Prepared rows: as
+in `token_store`, the warp meets on both sides of its copies; that kernel may start while the
+previous one ends, and waits for it before it reads memory.
 """
 
 import functools
@@ -31,78 +36,91 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from nbmoe_kernels.device.grid_dependency import allow_next_grid, wait_for_previous_grid
 from nbmoe_kernels.device.math import div_rn
-from nbmoe_kernels.device.memory import load_shared_word
-from nbmoe_kernels.device.op import device_function, unroll
+from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
-from nbmoe_kernels.quantize_tile import (
+from nbmoe_kernels.prepared_tokens import PREPARED_CC, token_base
+from nbmoe_kernels.quantize_rows import (
     PASSES,
-    THREADS,
-    amax_of_words,
-    load_16,
-    make_quantize_tile,
-    pair_max,
-    rescale_16,
+    STAGE_WORDS,
+    clear_tiles,
+    make_load_rows,
+    make_quantize_rows,
+    make_zero_rows,
+    reciprocal_of,
+    store_tiles,
 )
-from nbmoe_kernels.search import TILE_ROWS, locate_rows
+from nbmoe_kernels.quantize_tile import (
+    MIN_BLOCKS,
+    THREADS,
+    TILE_BYTES,
+    TILE_ROWS,
+    column_blocks_of,
+    fill_table,
+    is_usual,
+    make_quantize_tile,
+    place_of_warp,
+    split_of,
+)
+from nbmoe_kernels.slot_search import locate_tile
 
-_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-THREAD_WORDS = 8 * PASSES
+_ZERO, _ONE = np.uint32(0), np.uint32(1)
 
 
 @device_function
-def locate_in_slot(row_offsets, scales_offsets, num_active, num_rows, tile):
-    """(slot, first row, rows) of a tile of a slot."""
-    return locate_rows(row_offsets, scales_offsets, num_active, tile, np.uint32(0))
-
-
-@device_function
-def locate_in_all(row_offsets, scales_offsets, num_active, num_rows, tile):
+def _locate_in_all(row_offsets, scales_offsets, num_rows, tile, lane):
     """(0, first row, rows) of a tile of all rows."""
-    first_row = np.uint32(tile * TILE_ROWS)
-    return np.uint32(0), first_row, np.uint32(num_rows - first_row)
-
-
-@device_function
-def divide_by_row_scale(words, at, row_scales, row, relu2):
-    """Rescale the 16 bf16 in words[at : at + 8]."""
-    rescale_16(words, at, np.uint32(row_scales[np.uint64(row)]), relu2)
-
-
-@device_function
-def leave(words, at, row_scales, row, relu2):
-    """Keep the bf16 as they are."""
+    first_row = np.uint32(tile * np.uint32(TILE_ROWS))
+    return _ZERO, first_row, np.uint32(num_rows - first_row)
 
 
 @functools.cache
-def make_quantize(kind: str, format: str = "nvfp4", rule: str = "rceil") -> Kernel:
+def make_quantize(
+    kind: str,
+    format: str = "nvfp4",
+    rule: str = "rceil",
+    layout: str = "packed",
+    passes: int = PASSES,
+) -> Kernel:
     """The kernel of a kind: "grouped", "row_scaled" (NVFP4 only) or "rows".
 
     Args:
         kind: see above.
         format: "nvfp4", "mxfp4" or "mxfp8".
         rule: how MX formats choose a scale, "rceil", "even" or "floor".
+        layout: of the output, "packed" or "prepared".
+        passes: of eight rows whose loads are in flight together, 1, 2 or 4.
     """
-    has_slots = kind != "rows"
-    locate = locate_in_slot if has_slots else locate_in_all
-    prepare = divide_by_row_scale if kind == "row_scaled" else leave
-    has_factors = kind == "grouped" and format == "nvfp4"
-    tile_map = make_quantize_tile(format, rule)
-    block_scale = tile_map.quantizer.block_scale
-    encode_words, store_codes = tile_map.encode_words, tile_map.store_codes
-    shares_block, scale_shift = tile_map.shares_block, np.uint32(tile_map.shares_block)
-    groups, pass_rows = tile_map.groups, tile_map.pass_rows
-    lane_bits = tile_map.lanes.bit_length() - 1
-    columns, word_shift = tile_map.columns, np.uint32(tile_map.word_shift)
+    has_slots, rescales = kind != "rows", kind == "row_scaled"
+    is_prepared = layout == "prepared"
+    locate = locate_tile if has_slots else _locate_in_all
+    is_nvfp4 = format == "nvfp4"
+    has_factors = kind == "grouped" and is_nvfp4
+    functions = make_quantize_tile(format, rule)
+    load_rows, load_row = make_load_rows(passes), make_load_rows(1)
+    num_words = 8 * passes
+    quantize_rows = make_quantize_rows(functions, is_prepared, rescales, passes)
+    exact = make_quantize_tile(format, rule, is_exact=True)
+    quantize_exactly = make_quantize_rows(exact, is_prepared, rescales, 1)
+    zero_rows = make_zero_rows(functions, is_prepared)
+    tile_log = np.uint32(7 if functions.shares_block else 6)
+    num_tiles = 2 if functions.shares_block else 4
+    tile_bytes = 16 if is_prepared else 4 * TILE_BYTES
+    stage_words = STAGE_WORDS if is_prepared else 4
     suffix = format if rule == "rceil" else f"{format}_{rule}"
 
     @kernel(
         "global u32* output, global u32* scales, global u32* input, global u32* row_offsets, "
         "global u32* scales_offsets, global i32* expert_ids, global f32* sf_tensor, "
         "global u32* indices, global u16* row_scales, u32 num_active, u32 num_rows, u32 num_cols, "
-        "u32 indices_divisor, u32 has_indices, u32 has_ids, u32 relu2, f32 tensor_scale",
+        "u32 panel_rows, u32 column_blocks, u32 split, u32 indices_divisor, "
+        "u32 indices_reciprocal, u32 has_indices, u32 has_ids, u32 relu2, f32 tensor_scale",
         threads=THREADS,
-        name=f"quantize_{kind}_{suffix}",
+        min_blocks=MIN_BLOCKS - is_prepared,
+        min_cc=PREPARED_CC if is_prepared else (8, 0),
+        overlaps_previous=is_prepared,
+        name=f"quantize_{kind}_{suffix}{'_prepared' if is_prepared else ''}",
     )
     def quantize(
         output,
@@ -117,81 +135,153 @@ def make_quantize(kind: str, format: str = "nvfp4", rule: str = "rceil") -> Kern
         num_active,
         num_rows,
         num_cols,
+        panel_rows,
+        column_blocks,
+        split,
         indices_divisor,
+        indices_reciprocal,
         has_indices,
         has_ids,
         relu2,
         tensor_scale,
     ):
-        scale_bytes = cuda.shared.array(512, np.uint8, alignment=16)
-        tile = np.uint32(cuda.blockIdx.x)
-        column_tile = np.uint32(cuda.blockIdx.y)
+        tiles = cuda.shared.array(tile_bytes, np.uint8, alignment=16)
+        stage = cuda.shared.array(stage_words, np.uint32, alignment=16)
+        table = cuda.shared.array(THREADS, np.float32, alignment=16)
         thread = np.uint32(cuda.threadIdx.x)
-        expert = np.int32(0)
-        slot, first_row, rows = locate(row_offsets, scales_offsets, num_active, num_rows, tile)
-        if rows > np.uint32(0):
-            if has_slots and has_ids != np.uint32(0):
-                expert = expert_ids[np.uint64(slot)]
+        tile = np.uint32(np.uint32(cuda.blockIdx.x) // column_blocks)
+        across = np.uint32(np.uint32(cuda.blockIdx.x) - np.uint32(tile * column_blocks))
+        warp = np.uint32(thread >> np.uint32(5))
+        panel, in_block, first, end = place_of_warp(thread, across, split)
+        lane = np.uint32(thread & np.uint32(31))
+        if is_prepared:
+            wait_for_previous_grid()
+            allow_next_grid()
+        count = num_active if has_slots else num_rows
+        slot, first_row, rows = locate(row_offsets, scales_offsets, count, tile, lane)
+        if rows > _ZERO:
+            rows = min(rows, end)
+            has_part = np.uint32(panel << np.uint32(6)) < num_cols and first < rows
+            words = cuda.local.array(num_words, np.uint32)
+            if has_part:
+                # Under way while the slot's expert and its factor are looked up.
+                load_rows(
+                    input,
+                    indices,
+                    words,
+                    lane,
+                    panel,
+                    first_row,
+                    rows,
+                    first,
+                    num_cols,
+                    indices_divisor,
+                    indices_reciprocal,
+                    has_indices,
+                )
+            expert = np.int32(0)
+            panel_row = first_row
+            if has_slots:
+                if has_ids != _ZERO:
+                    expert = expert_ids[np.uint64(slot)]
+                start = row_offsets[np.uint64(slot)]
+                panel_row = np.uint32(token_base(start, slot) + np.uint32(first_row - start))
             if has_factors and expert >= np.int32(0):
                 tensor_scale = sf_tensor[np.uint64(expert)]
-            lane_row = np.uint32(thread >> np.uint32(lane_bits))
-            lane = np.uint32(thread & np.uint32((1 << lane_bits) - 1))
-            column = np.uint32(
-                np.uint32(column_tile * np.uint32(columns)) + np.uint32(lane * np.uint32(16))
-            )
-            is_active = expert >= np.int32(0)
-            inverse = div_rn(_ONE, tensor_scale)
-            words = cuda.local.array(THREAD_WORDS, np.uint32)
-            for group in unroll(range(groups)):
-                # All loads of a group are issued before the first is used.
-                for p in unroll(range(PASSES)):
-                    row = np.uint32(lane_row + np.uint32(pass_rows * (PASSES * group + p)))
-                    if column < num_cols and is_active and row < rows:
-                        source = np.uint32(first_row + row)
-                        if has_indices != np.uint32(0):
-                            source = np.uint32(indices[np.uint64(source)] // indices_divisor)
-                        at = np.uint64(source) * np.uint64(num_cols >> np.uint32(1)) + np.uint64(
-                            column >> np.uint32(1)
-                        )
-                        load_16(input, at, words, 8 * p)
-                for p in unroll(range(PASSES)):
-                    row = np.uint32(lane_row + np.uint32(pass_rows * (PASSES * group + p)))
-                    is_row = row < rows and column < num_cols
-                    if is_row and is_active:
-                        prepare(words, 8 * p, row_scales, np.uint32(first_row + row), relu2)
-                    amax = _ZERO
-                    if shares_block:
-                        if is_row and is_active:
-                            amax = amax_of_words(words, 8 * p)
-                        amax = pair_max(amax)
-                    code = np.uint32(0)
-                    if is_row:
-                        w0 = np.uint32(0)
-                        w1 = np.uint32(0)
-                        w2 = np.uint32(0)
-                        w3 = np.uint32(0)
-                        if is_active:
-                            if not shares_block:
-                                amax = amax_of_words(words, 8 * p)
-                            code, multiplier = block_scale(amax, tensor_scale, inverse)
-                            w0, w1, w2, w3 = encode_words(words, 8 * p, code, multiplier)
-                        at = np.uint64(np.uint32(first_row + row)) * np.uint64(
-                            num_cols >> word_shift
-                        ) + np.uint64(column >> word_shift)
-                        store_codes(output, at, w0, w1, w2, w3)
-                    in_tile = pass_rows * (PASSES * group + p)
-                    byte = np.uint32(
-                        np.uint32(lane_row + np.uint32(in_tile % 32)) * np.uint32(16)
-                    ) + np.uint32(4 * (in_tile // 32))
-                    byte = np.uint32(byte + np.uint32(lane >> scale_shift))
-                    if not shares_block or lane & np.uint32(1) == np.uint32(0):
-                        scale_bytes[byte] = np.uint8(code)
+            inverse = div_rn(np.float32(1.0), tensor_scale)
+            if is_nvfp4:
+                fill_table(table, thread, inverse)
+            if not is_prepared:
+                clear_tiles(tiles, thread)
             cuda.syncthreads()
-            column_tiles = np.uint64(cuda.gridDim.y)
-            at = (np.uint64(tile) * column_tiles + np.uint64(column_tile)) * np.uint64(128)
-            scales[at + np.uint64(thread)] = load_shared_word(
-                scale_bytes, np.uint32(thread * np.uint32(4))
-            )
+            if has_part:
+                if expert < np.int32(0):
+                    zero_rows(
+                        output, lane, panel, panel_rows, panel_row, first_row, first, rows, num_cols
+                    )
+                elif not is_nvfp4 or is_usual(tensor_scale):
+                    quantize_rows(
+                        output,
+                        input,
+                        indices,
+                        row_scales,
+                        tiles,
+                        stage,
+                        table,
+                        words,
+                        lane,
+                        warp,
+                        in_block,
+                        panel,
+                        panel_rows,
+                        panel_row,
+                        first_row,
+                        first,
+                        rows,
+                        num_cols,
+                        indices_divisor,
+                        indices_reciprocal,
+                        has_indices,
+                        relu2,
+                        tensor_scale,
+                        inverse,
+                    )
+                elif is_nvfp4:
+                    load_row(
+                        input,
+                        indices,
+                        words,
+                        lane,
+                        panel,
+                        first_row,
+                        rows,
+                        first,
+                        num_cols,
+                        indices_divisor,
+                        indices_reciprocal,
+                        has_indices,
+                    )
+                    quantize_exactly(
+                        output,
+                        input,
+                        indices,
+                        row_scales,
+                        tiles,
+                        stage,
+                        table,
+                        words,
+                        lane,
+                        warp,
+                        in_block,
+                        panel,
+                        panel_rows,
+                        panel_row,
+                        first_row,
+                        first,
+                        rows,
+                        num_cols,
+                        indices_divisor,
+                        indices_reciprocal,
+                        has_indices,
+                        relu2,
+                        tensor_scale,
+                        inverse,
+                    )
+            if not is_prepared:
+                cuda.syncthreads()
+                column_tiles = np.uint32(num_cols + np.uint32(np.uint32(_ONE << tile_log) - _ONE))
+                column_tiles = np.uint32(column_tiles >> tile_log)
+                count = np.uint32(np.uint32(num_tiles) >> split)
+                first_column_tile = np.uint32(across * count)
+                store_tiles(
+                    scales,
+                    tiles,
+                    thread,
+                    tile,
+                    column_tiles,
+                    first_column_tile,
+                    count,
+                )
 
     return quantize
 
@@ -214,17 +304,24 @@ def launch_quantize_grouped(
     has_indices: bool,
     format: str = "nvfp4",
     scale_rule: str = "rceil",
+    layout: str = "packed",
+    num_rows: int = 0,
+    panel_rows: int = 0,
     stream: Any = None,
 ) -> None:
     """Launch on flat arrays, in the kernel's parameter types.
 
-    ``num_active`` is the number of slots, ``num_tiles`` the first dimension of ``scales``. Without
-    ``has_indices`` the array ``indices`` is not read, for MX formats nor is ``sf_tensor``.
+    ``num_active`` is the number of slots, ``num_rows`` that of output rows, by which the launch is
+    shaped; ``num_tiles`` is the first dimension of ``scales``, which the layout "prepared" neither
+    reads nor writes. Without ``has_indices`` the array ``indices`` is not read, for MX formats nor
+    is ``sf_tensor``. ``panel_rows``: rows of a prepared panel.
     """
-    columns = make_quantize_tile(format, scale_rule).columns
-    make_quantize("grouped", format, scale_rule).launch(
+    most = 2 if format == "nvfp4" or layout == "prepared" else 1
+    split = split_of(num_rows, num_active, num_tiles, num_cols, most)
+    column_blocks = column_blocks_of(num_cols, split)
+    make_quantize("grouped", format, scale_rule, layout).launch(
         executor,
-        (num_tiles, -(-num_cols // columns), 1),
+        (num_tiles * column_blocks, 1, 1),
         output,
         scales,
         input,
@@ -237,7 +334,11 @@ def launch_quantize_grouped(
         num_active,
         0,
         num_cols,
+        panel_rows,
+        column_blocks,
+        split,
         indices_divisor,
+        reciprocal_of(indices_divisor),
         has_indices,
         True,
         False,
@@ -258,6 +359,7 @@ def launch_quantize_row_scaled(
     indices: Any,
     *,
     num_active: int,
+    num_rows: int,
     num_cols: int,
     num_tiles: int,
     indices_divisor: int,
@@ -267,10 +369,11 @@ def launch_quantize_row_scaled(
     stream: Any = None,
 ) -> None:
     """Launch on flat arrays; ``row_scales`` is read, so `launch_row_scales` comes before."""
-    columns = make_quantize_tile("nvfp4", "rceil").columns
+    split = split_of(num_rows, num_active, num_tiles, num_cols, 2)
+    column_blocks = column_blocks_of(num_cols, split)
     make_quantize("row_scaled").launch(
         executor,
-        (num_tiles, -(-num_cols // columns), 1),
+        (num_tiles * column_blocks, 1, 1),
         output,
         scales,
         input,
@@ -283,7 +386,11 @@ def launch_quantize_row_scaled(
         num_active,
         0,
         num_cols,
+        0,
+        column_blocks,
+        split,
         indices_divisor,
+        reciprocal_of(indices_divisor),
         has_indices,
         has_ids,
         relu2,
@@ -307,10 +414,12 @@ def launch_quantize_rows(
     stream: Any = None,
 ) -> None:
     """Launch on all ``num_rows`` rows; ``nothing`` stands for the arrays that are not read."""
-    columns = make_quantize_tile(format, scale_rule).columns
+    most = 2 if format == "nvfp4" else 1
+    split = split_of(num_rows, 1, -(-num_rows // 128), num_cols, most)
+    column_blocks = column_blocks_of(num_cols, split)
     make_quantize("rows", format, scale_rule).launch(
         executor,
-        (-(-num_rows // 128), -(-num_cols // columns), 1),
+        (-(-num_rows // 128) * column_blocks, 1, 1),
         output,
         scales,
         input,
@@ -323,7 +432,11 @@ def launch_quantize_rows(
         0,
         num_rows,
         num_cols,
+        0,
+        column_blocks,
+        split,
         1,
+        reciprocal_of(1),
         False,
         False,
         False,

@@ -9,19 +9,22 @@ import numpy as np
 
 from nbmoe import reference
 from nbmoe.errors import ArgTypeError, ConfigError, ScaleError
-from nbmoe.layouts import TILE_ROWS, activation_tiles, ceil_div
+from nbmoe.layouts import TILE_ROWS, ceil_div
 from nbmoe.ops.launch import executor, flat, host_view, store
 from nbmoe.ops.quantized import (
     GROUPED_TILES,
+    SlotResult,
+    check_blocks,
+    check_prepared_gpu,
     result_shapes,
     results,
-    store_used,
     take_buffers,
     take_format,
+    take_layout,
 )
 from nbmoe.reference.quantize import check_tensor_factor
 from nbmoe.validate import BF16, F32, U32, Call
-from nbmoe.validate.call import MAX_BLOCKS_Y, MAX_DIMENSION
+from nbmoe.validate.call import MAX_DIMENSION
 from nbmoe.validate.grouped import check_slot_count, check_slots, take_slots
 from nbmoe.validate.routing import check_indices
 from nbmoe.validate.scales import check_factors
@@ -40,11 +43,12 @@ def grouped_quantize_dynamic_block_scaled(
     scale_rule: str = "rceil",
     indices: Any = None,
     indices_divisor: int = 1,
+    layout: str = "packed",
     out: Any = None,
     backend: str | None = None,
     stream: Any = None,
     validate: str | None = None,
-) -> tuple[Any, Any]:
+) -> Any:
     """Quantizes the rows of each slot to NVFP4, MXFP4 or MXFP8, gathering on the way.
 
     | format | sf_vector_size | scales_type | out_type | sf_tensor |
@@ -71,7 +75,9 @@ def grouped_quantize_dynamic_block_scaled(
             `nbmoe.codecs.encode_e8m0`.
         indices: (M,) uint32 gather: output row i reads input row indices[i] // indices_divisor.
         indices_divisor: Sources an input row, the routing's top-k.
-        out: `(codes, scales)` to write; scales may have more tiles than needed.
+        layout: "packed" for codes and scales, "prepared" for what `prepare_tokens` makes of them.
+        out: `(codes, scales)` to write; scales may have more tiles than needed. With the layout
+            "prepared" the array that `prepare_tokens` takes.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
         validate: See `nbmoe.ops`. "metadata" checks offsets, ids, indices and factors.
@@ -79,12 +85,14 @@ def grouped_quantize_dynamic_block_scaled(
     Returns:
         Codes (rows, K/2) uint8, low nibble first, or (rows, K) float8_e4m3fn, and scales
         (tiles, ceil(K / (4 sf_vector_size)), 32, 4, 4), uint8 for NVFP4 and float8_e8m0fnu for MX,
-        with rows = M or R and tiles = ceil(rows/128) + min(S, rows).
+        with rows = M or R and tiles = ceil(rows/128) + min(S, rows). With the layout "prepared",
+        PreparedTokens.
 
     Raises:
         ArgTypeError, RangeError: a number is of the wrong type or outside its range.
         UnsupportedError: `sf_vector_size` is neither 16 nor 32, or `input` is float16.
-        ConfigError: size, types and rule name no format, or an MX format comes with sf_tensor.
+        ConfigError: size, types and rule name no format, an MX format comes with sf_tensor, or
+            there is no such layout.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets, ids or indices contradict each other.
         ScaleError: scales_offsets or NVFP4's sf_tensor is None, or a factor is not finite and
@@ -102,14 +110,16 @@ def grouped_quantize_dynamic_block_scaled(
     gather = call.optional("indices", indices, U32, "(M,)")
     k = x.shape[1]
     call.multiple("input", "K", k, fmt.block, "pad K with zeros")
-    call.at_most("input", "K", k, fmt.tile_columns * MAX_BLOCKS_Y)
     if factors is not None:
         check_slot_count(call, slots, "sf_tensor", factors.shape[0])
 
     rows = x.shape[0] if gather is None else gather.shape[0]
-    shapes = result_shapes(fmt, rows, k, activation_tiles(rows, slots.count))
-    tiles = take_buffers(call, fmt, out, ("codes", "scales"), shapes, GROUPED_TILES, longer=True)
+    result = SlotResult(call, fmt, take_layout(call, layout), rows, slots.count, k)
+    tiles = result.take(out, GROUPED_TILES)
+    check_blocks(call, "input", "K", k, tiles)
     chosen = call.place(backend, stream)
+    if layout == "prepared":
+        check_prepared_gpu(call, "input", chosen)
     if call.checks("metadata"):
         experts, experts_of = MAX_DIMENSION, "any model"
         if factors is not None:
@@ -120,11 +130,11 @@ def grouped_quantize_dynamic_block_scaled(
             check_indices(call, "indices", call.data(gather), used, divisor, x.shape[0])
         check_slots(call, slots, rows, "input", tiles, experts, experts_of)
 
-    codes, scales = results(call, fmt, shapes)
+    outputs = result.outputs()
     if rows == 0:
-        return codes.owner, scales.owner
+        return result.owners(outputs)
     if chosen.name == "reference":
-        result = reference.grouped_quantize_dynamic_block_scaled(
+        quantized = reference.grouped_quantize_dynamic_block_scaled(
             host_view(x),
             host_view(slots.starts),
             host_view(slots.offsets),
@@ -137,24 +147,27 @@ def grouped_quantize_dynamic_block_scaled(
             indices=None if gather is None else host_view(gather),
             indices_divisor=divisor,
         )
-        store_used(slots.starts, slots.offsets, result, codes, scales)
-        return codes.owner, scales.owner
+        result.store(slots.starts, slots.offsets, quantized, outputs)
+        return result.owners(outputs)
 
     from nbmoe_kernels.quantize_grouped import launch_quantize_grouped
 
     launch_quantize_grouped(
         executor(chosen, call),
-        *flat(chosen, codes, scales, x, slots.starts, slots.offsets, slots.ids, factors, gather),
+        *flat(chosen, *outputs, x, slots.starts, slots.offsets, slots.ids, factors, gather),
         format=fmt.name,
         scale_rule=scale_rule,
         num_active=slots.count,
+        num_rows=rows,
         num_cols=k,
         num_tiles=tiles,
         indices_divisor=divisor,
         has_indices=gather is not None,
+        layout=layout,
+        panel_rows=result.panel_rows,
         stream=call.stream,
     )
-    return codes.owner, scales.owner
+    return result.owners(outputs)
 
 
 def quantize_dynamic_block_scaled(
@@ -209,10 +222,10 @@ def quantize_dynamic_block_scaled(
     x = call.array("input", input, BF16, "(M, K)")
     rows, k = x.shape
     call.multiple("input", "K", k, fmt.block, "pad K with zeros")
-    call.at_most("input", "K", k, fmt.tile_columns * MAX_BLOCKS_Y)
     shapes = result_shapes(fmt, rows, k, ceil_div(rows, TILE_ROWS))
     symbols = "(ceil(M/128), ceil(K/{}), 32, 4, 4)"
     take_buffers(call, fmt, out, ("codes", "scales"), shapes, symbols)
+    check_blocks(call, "input", "K", k, shapes[1][0])
     chosen = call.place(backend, stream)
 
     codes, scales = results(call, fmt, shapes)

@@ -8,6 +8,7 @@ from nbmoe import reference
 from nbmoe.errors import ConfigError, RangeError
 from nbmoe.layouts import ceil_div
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
+from nbmoe.ops.quantize_fp8_prepared import LAYOUTS, check_prepared_options, quantize_prepared
 from nbmoe.ops.quantized import take_name
 from nbmoe.reference.quantize_fp8 import SCALES_TYPES
 from nbmoe.scale_specs import padded_rows
@@ -33,11 +34,12 @@ def quantize_dynamic_scaled_float8(
     scales_type: str = "float32",
     amax_floor: float = 0.0,
     row_offsets: Any = None,
+    layout: str = "packed",
     out: Any = None,
     backend: str | None = None,
     stream: Any = None,
     validate: str | None = None,
-) -> tuple[Any, Any]:
+) -> Any:
     """Quantizes each row to e4m3 in groups of consecutive values with a scale each.
 
     A scale is min(amax, scale_ub) / 448, rounded to its type; a code is x times the scale's
@@ -55,6 +57,8 @@ def quantize_dynamic_scaled_float8(
         amax_floor: Smallest magnitude that an e8m0 scale takes into account.
         row_offsets: (S + 1,) uint32 prefix sums; rows from row_offsets[-1] on are neither
             quantized nor touched in `out`, nor are their scales or the scales' padding.
+        layout: "packed", or "prepared" for what the matmuls of compute capability 9.0 read
+            (`nbmoe.prepared.fp8`): the same codes and scales, groups of 128 and float32 only.
         out: `(codes, scales)` to write.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
@@ -62,12 +66,12 @@ def quantize_dynamic_scaled_float8(
 
     Returns:
         Codes (M, K) float8_e4m3fn, and scales (ceil(K/group), Mpad) of `scales_type`, transposed:
-        a row of scales is padded with 0 to a multiple of 16 bytes.
+        a row of scales is padded with 0 to a multiple of 16 bytes. Or `PreparedFp8Tokens`.
 
     Raises:
         ArgTypeError, RangeError: a number is of the wrong type or outside its range.
-        ConfigError: `scales_type` is unknown, or `amax_floor` is given without e8m0 scales or
-            with `row_offsets`.
+        ConfigError: `scales_type` or `layout` is unknown or does not go with the rest, or
+            `amax_floor` is given without e8m0 scales or with `row_offsets`.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         UnsupportedError: `input` is float16.
         RoutingError: row_offsets are no prefix sums of at most M rows.
@@ -89,6 +93,11 @@ def quantize_dynamic_scaled_float8(
     offsets = take_offsets(call, row_offsets)
     m, k = x.shape
     call.positive("input", "K", k)
+    if take_name(call, "layout", layout) not in LAYOUTS:
+        raise ConfigError(call.message("layout", f"one of {LAYOUTS}", repr(layout)))
+    if layout == "prepared":
+        check_prepared_options(call, group, scales_type, k)
+        return quantize_prepared(call, x, offsets, bound, out, backend, stream)
     group = k if group == -1 else min(group, k)
 
     scales_shape = (ceil_div(k, group), padded_rows(m, scales_type))

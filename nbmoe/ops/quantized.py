@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from nbmoe.arrays import Array
-from nbmoe.errors import ArgTypeError
+from nbmoe.backend import Backend
+from nbmoe.errors import ArgTypeError, ConfigError, DeviceError
 from nbmoe.formats import BlockFormat
-from nbmoe.layouts import TILE_SHAPE, ceil_div
+from nbmoe.gpus import find_gpus
+from nbmoe.layouts import TILE_SHAPE, activation_tiles, ceil_div
 from nbmoe.ops.launch import allocate, host_view, store
+from nbmoe.prepared.tokens import PreparedTokens, pack_tokens, panel_rows, token_shape
 from nbmoe.reference.quantize import result_format
 from nbmoe.validate import Call
-from nbmoe.validate.elements import codes_of, scales_of
+from nbmoe.validate.elements import PREPARED, codes_of, scales_of
+from nbmoe.validate.product_prepared import CAPABILITY, reads_prepared
 from nbmoe.validate.routing import used_tiles
 
 GROUPED_TILES = "(ceil(rows/128) + min(S, rows), ceil(K/{}), 32, 4, 4)"
 """Symbolic shape of the scales of rows in slots; the tile's columns fill the gap."""
+
+TOKENS = "(ceil(K/64), R, 128)"
+"""Symbolic shape of prepared tokens."""
+
+LAYOUTS = ("packed", "prepared")
+
+BLOCK_COLUMNS = 256
+"""Columns of a thread block, which handles them in one scale tile's rows."""
+
+MAX_BLOCKS = 2**31 - 1
+"""Thread blocks of a grid."""
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -109,3 +125,139 @@ def store_used(
     row_starts, tile_offsets = host_view(starts), host_view(offsets)
     store(codes, result[0], [(0, int(row_starts[-1]))])
     store(scales, result[1], used_tiles(row_starts, tile_offsets))
+
+
+@dataclass(frozen=True)
+class SlotResult:
+    """What an operation that quantizes rows in slots writes, in the caller's layout.
+
+    Attributes:
+        call: The call.
+        fmt: Format of the result.
+        layout: "packed" or "prepared".
+        rows: Rows of all slots.
+        slots: Number of slots.
+        k: Elements of a row.
+    """
+
+    call: Call
+    fmt: BlockFormat
+    layout: str
+    rows: int
+    slots: int
+    k: int
+
+    @property
+    def panel_rows(self) -> int:
+        """Rows of a prepared panel."""
+        return token_shape(self.rows, self.slots, self.k)[1]
+
+    def take(self, out: Any, symbols: str, columns: str = "K") -> int:
+        """Takes `out=`, if there is one.
+
+        Args:
+            out: The caller's `(codes, scales)`, or array of prepared tokens.
+            symbols: Symbolic shape of the scales, with a gap for a tile's columns.
+            columns: Name of the elements of a row.
+
+        Returns:
+            The number of scale tiles, as many as needed if the layout has none.
+
+        Raises:
+            ArgTypeError, DTypeError, ShapeError, LayoutError: as `Call.output`.
+        """
+        tiles = activation_tiles(self.rows, self.slots)
+        shapes = result_shapes(self.fmt, self.rows, self.k, tiles)
+        if self.layout == "packed":
+            names = ("codes", "scales")
+            return take_buffers(
+                self.call, self.fmt, out, names, shapes, symbols, columns=columns, longer=True
+            )
+        if out is not None:
+            shape = token_shape(self.rows, self.slots, self.k)
+            self.call.output("out", out, PREPARED, TOKENS.replace("K", columns), shape)
+        return tiles
+
+    def outputs(self) -> tuple[Array, Array | None]:
+        """Codes and scales to write, or prepared tokens: the caller's buffers or new ones."""
+        if self.layout == "packed":
+            tiles = activation_tiles(self.rows, self.slots)
+            shapes = result_shapes(self.fmt, self.rows, self.k, tiles)
+            return results(self.call, self.fmt, shapes)
+        shape = token_shape(self.rows, self.slots, self.k)
+        return self.call.outputs.get("out") or allocate(self.call, "out", shape, PREPARED), None
+
+    def owners(self, outputs: tuple[Array, Array | None]) -> Any:
+        """What the caller gets."""
+        codes, scales = outputs
+        if scales is not None:
+            return codes.owner, scales.owner
+        return PreparedTokens(codes.owner, self.fmt.name, self.rows, self.slots, self.k)
+
+    def store(
+        self,
+        starts: Array,
+        offsets: Array,
+        result: tuple[NDArray[Any], ...],
+        outputs: tuple[Array, Array | None],
+    ) -> None:
+        """Copies codes and scales of the reference where kernels would write."""
+        codes, scales = outputs
+        if scales is not None:
+            store_used(starts, offsets, result, codes, scales)
+            return
+        row_starts, tile_offsets = host_view(starts), host_view(offsets)
+        quantized = result[0], result[1]
+        packed = pack_tokens(*quantized, row_starts, tile_offsets, format=self.fmt.name)
+        store_tokens(codes, packed, row_starts)
+
+
+def check_prepared_gpu(call: Call, arg: str, chosen: Backend) -> None:
+    """Refuses to prepare tokens on a GPU whose matmuls do not read them.
+
+    Raises:
+        DeviceError: it is such a GPU.
+    """
+    ordinal = call.inputs[arg].device or 0
+    if not chosen.on_gpu or reads_prepared(ordinal):
+        return
+    gpus, _ = find_gpus()
+    if ordinal < len(gpus):
+        rule = "tokens prepared on a GPU of compute capability {}.{}".format(*CAPABILITY)
+        got = "{} with {}.{}".format(gpus[ordinal].name, *gpus[ordinal].capability)
+        hint = "other GPUs multiply operands in the documented layouts"
+        raise DeviceError(call.message(arg, rule, got, hint))
+
+
+def check_blocks(call: Call, arg: str, symbol: str, size: int, tiles: int, of: int = 1) -> None:
+    """Refuses a row that with that many scale tiles down needs more blocks than a grid has.
+
+    Args:
+        call: The call.
+        arg: Operand with the rows.
+        symbol: Its symbol of `size`.
+        size: `of` times the columns of a row.
+        tiles: Scale tiles down.
+        of: See `size`.
+
+    Raises:
+        ShapeError: it does.
+    """
+    call.at_most(arg, symbol, size, of * BLOCK_COLUMNS * (MAX_BLOCKS // max(tiles, 1)))
+
+
+def take_layout(call: Call, layout: Any) -> str:
+    """Takes the layout of a result.
+
+    Raises:
+        ArgTypeError, ConfigError: it is no string, or none of the layouts.
+    """
+    if take_name(call, "layout", layout) not in LAYOUTS:
+        raise ConfigError(call.message("layout", f"one of {LAYOUTS}", repr(layout)))
+    return str(layout)
+
+
+def store_tokens(output: Array, packed: PreparedTokens, starts: NDArray[Any] | None) -> None:
+    """Copies prepared tokens of the reference where kernels would write: rows of slots."""
+    rows = panel_rows(packed.num_rows, starts)
+    host_view(output)[:, rows] = packed.data[:, rows]

@@ -7,12 +7,17 @@ from typing import Any
 from nbmoe import reference
 from nbmoe.activation import GatedActivation, take_activation
 from nbmoe.formats import BlockFormat, block_format
-from nbmoe.layouts import activation_tiles
 from nbmoe.ops.launch import compiling, executor, flat, host_view
-from nbmoe.ops.quantized import result_shapes, results, store_used, take_buffers, take_name
+from nbmoe.ops.quantized import (
+    SlotResult,
+    check_blocks,
+    check_prepared_gpu,
+    take_layout,
+    take_name,
+)
 from nbmoe.reference.quantize import check_scale_rule, check_tensor_factor
 from nbmoe.validate import BF16, F32, Call
-from nbmoe.validate.call import MAX_BLOCKS_Y, MAX_DIMENSION
+from nbmoe.validate.call import MAX_DIMENSION
 from nbmoe.validate.grouped import check_slots, take_slots
 from nbmoe.validate.scales import check_factors
 
@@ -30,11 +35,12 @@ def fused_silu_quantize(
     interleaved: bool = False,
     activation: GatedActivation | None = None,
     scale_rule: str = "rceil",
+    layout: str = "packed",
     out: Any = None,
     backend: str | None = None,
     stream: Any = None,
     validate: str | None = None,
-) -> tuple[Any, Any]:
+) -> Any:
     """Activates every gate, times its up value, and quantizes the float32 result in blocks.
 
     After a `grouped_matmul_block_scaled` this gives the bytes of `grouped_matmul_blocked_swiglu`.
@@ -52,7 +58,9 @@ def fused_silu_quantize(
         activation: What to apply, None for `g * sigmoid(g) * u`. A gated_activation_fn is compiled
             as by `gated_activation`.
         scale_rule: How MX formats choose a scale, "rceil", "even" or "floor".
-        out: `(codes, scales)` to write; scales may have more tiles than needed.
+        layout: "packed" for codes and scales, "prepared" for what `prepare_tokens` makes of them.
+        out: `(codes, scales)` to write; scales may have more tiles than needed. With the layout
+            "prepared" the array that `prepare_tokens` takes.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
         validate: See `nbmoe.ops`. "metadata" checks offsets, ids and input scales.
@@ -60,12 +68,12 @@ def fused_silu_quantize(
     Returns:
         Codes (M, D/2) uint8, low nibble first, or (M, D) float8_e4m3fn, and scales
         (ceil(M/128) + min(S, M), ceil(D / (4 block)), 32, 4, 4), uint8 for NVFP4 and float8_e8m0fnu
-        for MX.
+        for MX. With the layout "prepared", PreparedTokens.
 
     Raises:
         ArgTypeError: `activation` is no GatedActivation, or another argument of the wrong type.
-        ConfigError: format or rule is unknown, MX formats come with input_scales, or Numba cannot
-            compile the gated_activation_fn.
+        ConfigError: format, rule or layout is unknown, MX formats come with input_scales, or Numba
+            cannot compile the gated_activation_fn.
         UnsupportedError: `gate_up` is float16.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other.
@@ -87,21 +95,22 @@ def fused_silu_quantize(
         call.shape("input_scales", (slots.count,), f"(S,) = ({slots.count},), one a slot")
     rows, n = x.shape
     call.multiple("gate_up", "2D", n, 2 * fmt.block, f"D % {fmt.block} == 0")
-    call.at_most("gate_up", "2D", n, 2 * fmt.tile_columns * MAX_BLOCKS_Y)
-    shapes = result_shapes(fmt, rows, n // 2, activation_tiles(rows, slots.count))
-    names = ("codes", "scales")
-    tiles = take_buffers(call, fmt, out, names, shapes, TILES, columns="D", longer=True)
+    result = SlotResult(call, fmt, take_layout(call, layout), rows, slots.count, n // 2)
+    tiles = result.take(out, TILES, columns="D")
+    check_blocks(call, "gate_up", "2D", n, tiles, of=2)
     chosen = call.place(backend, stream)
+    if layout == "prepared":
+        check_prepared_gpu(call, "gate_up", chosen)
     if call.checks("metadata"):
         check_slots(call, slots, rows, "gate_up", tiles, MAX_DIMENSION, "any model")
         if factors is not None:
             check_factors(call, "input_scales", call.data(factors), "slot")
 
-    codes, scales = results(call, fmt, shapes)
+    outputs = result.outputs()
     if rows == 0:
-        return codes.owner, scales.owner
+        return result.owners(outputs)
     if chosen.name == "reference":
-        result = reference.fused_silu_quantize(
+        quantized = reference.fused_silu_quantize(
             host_view(x),
             host_view(slots.starts),
             host_view(slots.offsets),
@@ -112,24 +121,27 @@ def fused_silu_quantize(
             activation=chosen_activation,
             scale_rule=scale_rule,
         )
-        store_used(slots.starts, slots.offsets, result, codes, scales)
-        return codes.owner, scales.owner
+        result.store(slots.starts, slots.offsets, quantized, outputs)
+        return result.owners(outputs)
 
     from nbmoe_kernels.gated_quantize import launch_gated_quantize
 
     with compiling(call, chosen_activation):
         launch_gated_quantize(
             executor(chosen, call),
-            *flat(chosen, codes, scales, x, slots.starts, slots.offsets, slots.ids, factors),
+            *flat(chosen, *outputs, x, slots.starts, slots.offsets, slots.ids, factors),
             format=fmt.name,
             scale_rule=scale_rule,
             activation=chosen_activation.kernel_activation,
             alpha=chosen_activation.alpha,
             limit=chosen_activation.limit,
             num_active=slots.count,
+            num_rows=rows,
             num_cols=n // 2,
             num_tiles=tiles,
             is_interleaved=interleaved,
+            layout=layout,
+            panel_rows=result.panel_rows,
             stream=call.stream,
         )
-    return codes.owner, scales.owner
+    return result.owners(outputs)

@@ -42,6 +42,33 @@ def bulk_load(dst, dst_index, src, src_index, nbytes, bar, bar_index):
     bar[bar_index] = advance(bar[bar_index], 0, -n)
 
 
+_EVICT_FIRST = 0x12F0000000000000
+"""The cache policy of bytes that no block asks for again."""
+
+
+@device_op(
+    "void(shared u8* dst, global u8* src, u32 nbytes, shared u64* bar)",
+    ptx="{ .reg .b64 policy; "
+    f"mov.b64 policy, {_EVICT_FIRST:#x}; "
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    "[<dst>], [<src>], <nbytes>, [<bar>], policy; }",
+    timing=Timing.ASYNC,
+    effects=(
+        reads("src", "nbytes", proxy="async", align=16),
+        writes("dst", "nbytes", proxy="async", align=16),
+        MbarComplete("bar", "nbytes"),
+    ),
+    min_cc=(9, 0),
+)
+def bulk_load_once(dst, dst_index, src, src_index, nbytes, bar, bar_index):
+    """`bulk_load` of bytes that need not stay in the L2 cache."""
+    d, s, n = np.int64(dst_index), np.int64(src_index), np.int64(nbytes)
+    _check_span(dst, d, n)
+    _check_span(src, s, n)
+    dst[d : d + n] = src[s : s + n]
+    bar[bar_index] = advance(bar[bar_index], 0, -n)
+
+
 @device_op(
     "void(global u8* dst, shared u8* src, u32 nbytes)",
     ptx="cp.async.bulk.global.shared::cta.bulk_group [<dst>], [<src>], <nbytes>;",

@@ -7,7 +7,7 @@ conversion instruction, so those are integer code, the same on every architectur
 import numpy as np
 from numba import njit
 
-from nbmoe_kernels.device.math import add_rn, bits_f32, f32_bits, mul_rn
+from nbmoe_kernels.device.math import bits_f32, f32_bits, fma_rn, min_num, mul_rn
 from nbmoe_kernels.device.op import device_function, device_op
 
 
@@ -33,6 +33,12 @@ def f32_of_bf16(bits):
     return bits_f32(np.uint32(np.uint32(bits) << np.uint32(16)))
 
 
+@device_op("f32(u32 word)", ptx="{ .reg .b32 t; shl.b32 t, <word>, 16; mov.b32 <ret>, t; }")
+def f32_of_low_bf16(word):
+    """The value of the bf16 in the low half of a word; one instruction, whatever made the word."""
+    return np.uint32(np.uint32(word) << np.uint32(16)).view(np.float32)
+
+
 @njit(inline="always")
 def _max_bf16(a, b):
     if (a & np.uint32(0x7FFF)) > np.uint32(0x7F80) or (b & np.uint32(0x7FFF)) > np.uint32(0x7F80):
@@ -49,6 +55,17 @@ def max_nan_bf16x2(a, b):
     low = _max_bf16(np.uint32(a & np.uint32(0xFFFF)), np.uint32(b & np.uint32(0xFFFF)))
     high = _max_bf16(np.uint32(a >> np.uint32(16)), np.uint32(b >> np.uint32(16)))
     return np.uint32((high << np.uint32(16)) | low)
+
+
+@device_op("u32(u32 a)", ptx="abs.bf16x2 <ret>, <a>;")
+def abs_bf16x2(a):
+    """The magnitude of each bf16 half; a NaN becomes 0x7FFF."""
+    result = np.uint32(a & np.uint32(0x7FFF7FFF))
+    if (result & np.uint32(0x7FFF)) > np.uint32(0x7F80):
+        result = np.uint32(result | np.uint32(0x7FFF))
+    if (result >> np.uint32(16)) > np.uint32(0x7F80):
+        result = np.uint32(result | np.uint32(0x7FFF0000))
+    return result
 
 
 @njit
@@ -193,24 +210,40 @@ def permute_bytes(a, b, selector):
     return result
 
 
-_TWO_14, _TWO_120 = np.float32(2.0**14), np.float32(2.0**120)
+@device_op(
+    "u32(u32 a, u32 b, u32 selector)",
+    ptx="{ .reg .b32 s; or.b32 s, <selector>, 0x8888; prmt.b32 <ret>, <a>, <b>, s; }",
+)
+def permute_signs(a, b, selector):
+    """As `permute_bytes`, but each byte becomes eight copies of its highest bit."""
+    chosen = np.uint32(0)
+    for i in range(4):
+        source = np.uint32((selector >> np.uint32(4 * i)) & np.uint32(7))
+        word = a if source < np.uint32(4) else b
+        byte = np.uint32(word >> np.uint32(np.uint32(8) * (source & np.uint32(3))))
+        if byte & np.uint32(0x80):
+            chosen = np.uint32(chosen | np.uint32(np.uint32(0xFF) << np.uint32(8 * i)))
+    return chosen
+
+
+_LARGEST, _TWO_20, _TWO_120 = np.float32(448.0), np.float32(2.0**20), np.float32(2.0**120)
+_EXPONENT, _SMALLEST_NORMAL = np.uint32(0x7F800000), np.uint32(0x3C800000)
 _NAN = np.uint32(0x7FFFFFFF)
 
 
 @device_function
 def e4m3_of_f32(x):
-    """e4m3 code of x >= 0 or NaN: nearest even, saturating at 448; a NaN gives 0x7F."""
-    bits = f32_bits(x)
-    if bits > np.uint32(0x7F800000):
-        return np.uint32(0x7F)
-    if bits < np.uint32(0x3C800000):
-        # Below 2^-6 the code counts multiples of 2^-9, the grid of f32 at 2^14.
-        return np.uint32(f32_bits(add_rn(x, _TWO_14)) - np.uint32(0x46800000))
-    odd = np.uint32((bits >> np.uint32(20)) & np.uint32(1))
-    code = np.uint32(
-        np.uint32(np.uint32(bits + np.uint32(0x7FFFF) + odd) >> np.uint32(20)) - np.uint32(960)
-    )
-    return code if code < np.uint32(0x7E) else np.uint32(0x7E)
+    """e4m3 code of x >= 0 or NaN: nearest even, saturating at 448; a NaN gives 0x7F.
+
+    With p the power of two at or below x, but at least 2^-6, the sum x + 2^20 p is on the grid of
+    p / 8, e4m3's: the adder rounds, and the sum's low bits count eighths. The code is that count
+    plus 8 a binade from 2^-6 on.
+    """
+    a = min_num(x, _LARGEST)
+    power = max(np.uint32(f32_bits(a) & _EXPONENT), _SMALLEST_NORMAL)
+    eighths = f32_bits(fma_rn(bits_f32(power), _TWO_20, a))
+    code = np.uint32(np.uint32(eighths + np.uint32(power >> np.uint32(20))) - np.uint32(121 * 8))
+    return np.uint32(code & np.uint32(0x7F)) if x == x else np.uint32(0x7F)
 
 
 @device_function

@@ -52,6 +52,19 @@ def mul_rn(a, b):
     return _canonical(np.float32(a) * np.float32(b))
 
 
+@device_op(
+    "f32(f32 a, f32 b)",
+    ptx="{ .reg .f32 t; abs.f32 t, <a>; mul.rn.sat.f32 <ret>, t, <b>; }",
+)
+def mul_abs_sat(a, b):
+    """|a| * b for a number b >= 0: one rounding to nearest even, then at most 1; +0 of a NaN."""
+    magnitude = np.uint32(np.float32(a).view(np.uint32) & np.uint32(0x7FFFFFFF)).view(np.float32)
+    product = magnitude * np.float32(b)
+    if product >= np.float32(1.0):
+        return np.float32(1.0)
+    return product if product > np.float32(0.0) else np.float32(0.0)
+
+
 @device_op("f32(f32 a, f32 b)", ptx="div.rn.f32 <ret>, <a>, <b>;")
 def div_rn(a, b):
     """a / b, one rounding to nearest even."""
@@ -175,12 +188,9 @@ def exp_f32(x):
     """exp(x) of the specification: Cody-Waite reduction and a degree-7 Taylor polynomial.
 
     Every step is one stated rounding, so the bits are the same everywhere. x is clamped to
-    [-88, 89]; a NaN stays NaN because a clamp is a select on an ordered comparison.
+    [-88, 89]; a NaN stays NaN.
     """
-    if x < _LOW:
-        x = _LOW
-    if x > _HIGH:
-        x = _HIGH
+    x = min_nan(max_nan(x, _LOW), _HIGH)
     t = fma_rn(x, _LOG2_E, _ROUNDER)
     n = sub_rn(t, _ROUNDER)
     r = fma_rn(n, _LN2_LOW, fma_rn(n, _LN2_HIGH, x))

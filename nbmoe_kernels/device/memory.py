@@ -7,6 +7,17 @@ from nbmoe_kernels.device.op import Timing, device_op, op_factory
 
 
 @device_op(
+    "u32[2](global u32* src)",
+    ptx="ld.global.v2.u32 <ret>, [<src>];",
+    effects=(reads("src", 8, align=8),),
+)
+def load_v2(src, src_index):
+    """Two consecutive words; the address must be a multiple of 8 bytes."""
+    i = np.int64(src_index)
+    return src[i], src[i + 1]
+
+
+@device_op(
     "u32[4](global u32* src)",
     ptx="ld.global.v4.u32 <ret>, [<src>];",
     effects=(reads("src", 16, align=16),),
@@ -75,6 +86,51 @@ def load_shared_word(src, src_index):
     for byte in range(4):
         word = np.uint32(word | np.uint32(np.uint32(src[i + byte]) << np.uint32(8 * byte)))
     return word
+
+
+@op_factory
+def load_shared_words(displacement: int):
+    """The op ``(src, src_index)``: sixteen bytes as four little-endian words.
+
+    They begin ``displacement`` bytes after the one that the arguments name, at a multiple of 16.
+    Part of the address that is part of the instruction costs no arithmetic.
+    """
+
+    def offsets(operands):
+        return int(operands["src_index"]) + displacement + np.arange(16)
+
+    @device_op(
+        "u32[4](shared u8* src)",
+        ptx=f"ld.shared.v4.u32 <ret>, [<src>+{displacement}];",
+        effects=(reads("src", footprint=offsets, align=16),),
+        name=f"load_shared_words_{displacement}",
+    )
+    def load(src, src_index):
+        i = np.int64(src_index) + displacement
+        words = src[i : i + 16].view(np.uint32)
+        return words[0], words[1], words[2], words[3]
+
+    return load
+
+
+@op_factory
+def load_shared_half(displacement: int):
+    """The op ``(src, src_index)``: two bytes as a number, placed as by `load_shared_words`."""
+
+    def offsets(operands):
+        return int(operands["src_index"]) + displacement + np.arange(2)
+
+    @device_op(
+        "u32(shared u8* src)",
+        ptx=f"{{ .reg .b16 t; ld.shared.u16 t, [<src>+{displacement}]; cvt.u32.u16 <ret>, t; }}",
+        effects=(reads("src", footprint=offsets, align=2),),
+        name=f"load_shared_half_{displacement}",
+    )
+    def load(src, src_index):
+        i = np.int64(src_index) + displacement
+        return np.uint32(np.uint32(src[i]) | np.uint32(np.uint32(src[i + 1]) << np.uint32(8)))
+
+    return load
 
 
 @op_factory

@@ -12,7 +12,7 @@ from numba.cuda import types
 from numba.cuda.typing.templates import infer, infer_global, make_intrinsic_template
 
 from nbmoe_kernels.device import op as table
-from nbmoe_kernels.device.effects import NamedBarrier
+from nbmoe_kernels.device.effects import GridWait, NamedBarrier
 from nbmoe_kernels.device.unroll import register_unroll
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -123,7 +123,7 @@ def _emit(op: table.Op, ctx: Any, builder: Any, sig: Any, args: tuple[Any, ...])
         ",".join(operands.constraints),
         side_effect=not op.is_pure,
     )
-    meets = any(isinstance(effect, NamedBarrier) for effect in op.effects or ())
+    meets = any(isinstance(effect, NamedBarrier | GridWait) for effect in op.effects or ())
     collective = op.scope is not table.Scope.THREAD or op.effects == () or meets
     attributes = ("convergent", "nounwind") if collective else ("nounwind",)
     result = builder.call(asm, operands.inputs, attrs=attributes)

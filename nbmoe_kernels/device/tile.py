@@ -68,3 +68,61 @@ def store_accumulators_bf16(n: int):
                     out[at] = np.uint32(np.uint32(high << np.uint32(16)) | low)
 
     return store
+
+
+def _pairs_text(n: int) -> str:
+    lines = [
+        "{ .reg .pred p; .reg .b32 t; .reg .f32 x, y; .reg .b64 even, odd, step;",
+        "mov.b64 even, <out>; mul.wide.u32 step, <pitch>, 4; add.s64 odd, even, step;",
+        "shl.b64 step, step, 3;",
+    ]
+    for group in range(n // 8):
+        for c, place in enumerate(("even", "odd")):
+            low, high = 4 * group + c, 4 * group + 2 + c
+            lines += [
+                f"mul.rn.f32 x, <acc[{low}]>, <factor>; mul.rn.f32 y, <acc[{high}]>, <factor>;",
+                f"setp.gt.u32 p, <tokens>, {8 * group + c}; cvt.rn.bf16x2.f32 t, y, x;",
+                f"@p st.global.b32 [{place}], t; add.s64 {place}, {place}, step;",
+            ]
+    return " ".join([*lines, "}"])
+
+
+def _pairs_footprint(n: int):
+    def offsets(operands):
+        first, pitch, tokens = (int(operands[x]) for x in ("out_index", "pitch", "tokens"))
+        steps = np.array([8 * j + c for j in range(n // 8) for c in range(2)])
+        words = first + steps[steps < tokens] * pitch
+        return (4 * words[:, None] + np.arange(4)).ravel()
+
+    return offsets
+
+
+@op_factory
+def store_pairs_bf16(n: int):
+    """The op that scales wgmma's accumulators, rounds them to bf16 and stores them by column.
+
+    The op's arguments are ``acc, out, out_index, pitch, tokens, factor``: columns of the tile are
+    tokens, and a lane's rows g and g + 8 of one are a word: the one at ``out_index`` for the lane's
+    first column, ``pitch`` words further for the next. Columns ``tokens`` or more from the first
+    are left out.
+
+    Args:
+        n: columns of the tile, a multiple of 8 up to 256.
+    """
+
+    @device_op(
+        f"void(f32[{n // 2}] acc, global u32* out, u32 pitch, u32 tokens, f32 factor)",
+        ptx=_pairs_text(n),
+        effects=(writes("out", footprint=_pairs_footprint(n), align=4),),
+        name=f"store_pairs_bf16_{n}",
+    )
+    def store(acc, out, out_index, pitch, tokens, factor):
+        for group in range(n // 8):
+            for c in range(2):
+                if 8 * group + c < np.int64(tokens):
+                    low = bf16_of_f32(np.float32(acc[4 * group + c] * factor))
+                    high = bf16_of_f32(np.float32(acc[4 * group + 2 + c] * factor))
+                    at = np.int64(out_index) + (8 * group + c) * np.int64(pitch)
+                    out[at] = np.uint32(np.uint32(high << np.uint32(16)) | low)
+
+    return store
