@@ -3,8 +3,10 @@
 A choice changes speed, never bytes.
 """
 
+import functools
 from dataclasses import replace
 
+from nbmoe_kernels.config_report import report_choice
 from nbmoe_kernels.matmul_config import MatmulConfig
 from nbmoe_kernels.matmul_operands import OPERANDS
 
@@ -59,6 +61,7 @@ def grouped_matmul_configs(a_format: str, b_format: str, k: int) -> tuple[Matmul
     return tuple(_config(a_format, b_format, k, shape) for _, shape in _shapes(a_format))
 
 
+@functools.lru_cache(maxsize=4096)
 def grouped_matmul_config(
     a_format: str,
     b_format: str,
@@ -80,11 +83,22 @@ def grouped_matmul_config(
         num_active: expert slots.
         estimated_total_m: expected rows of all slots; a hint.
     """
+    limits = [limit for limit, _ in _shapes(a_format)]
     configs = grouped_matmul_configs(a_format, b_format, k)
     if estimated_total_m is None:
-        return configs[-1]
-    rows_per_slot = -(-estimated_total_m // max(num_active, 1))
-    for (limit, _), config in zip(_shapes(a_format), configs, strict=True):
-        if limit is None or rows_per_slot <= limit:
-            return config
-    raise AssertionError("the last shape has no limit")
+        rows, chosen = "an unknown number of", len(configs) - 1
+    else:
+        mean = -(-estimated_total_m // max(num_active, 1))
+        rows = str(mean)
+        chosen = next(i for i, limit in enumerate(limits) if limit is None or mean <= limit)
+    report_choice(
+        f"matmul {a_format} x {b_format}, n {n}, k {k}, {num_active} slots, {rows} rows a slot",
+        configs[chosen].name,
+        # A wider tile than the rows need multiplies padding, a narrower one reads weights again.
+        [
+            (c.name, f"tiles are too {'low' if i < chosen else 'high'} for {rows} rows")
+            for i, c in enumerate(configs)
+            if i != chosen
+        ],
+    )
+    return configs[chosen]

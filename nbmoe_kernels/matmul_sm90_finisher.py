@@ -1,0 +1,51 @@
+"""The finishers of the Hopper matmuls: three warps beside the producer that take a tile's results
+from shared memory and store them, while the consumers multiply the next tile.
+
+Only where registers are handed over, and the producer's warpgroup has warps to spare.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from nbmoe_kernels.device.mbarrier import mbarrier_arrive, mbarrier_wait
+from nbmoe_kernels.device.op import device_function
+from nbmoe_kernels.device.warp import sync_warp
+from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
+from nbmoe_kernels.matmul_sm90_tiles import make_next_tile
+
+MakeTake = Callable[[HopperMatmulConfig], Callable[..., Any]]
+"""Of a config: ``take(smem, group, finisher, expert, row, rows, m_tile, n, args)``: the share of
+thread ``finisher`` of 96 in finishing what warpgroup ``group`` has left."""
+
+FINISHERS = 96
+"""Threads."""
+
+
+def make_finish(config: HopperMatmulConfig, make_take: MakeTake) -> Callable[..., Any]:
+    """``finish(words, smem, bars, n, args)``: all of a block's tiles."""
+    next_tile, take = make_next_tile(config), make_take(config)
+    first_kept, warpgroups = config.kept_at // 8, config.warpgroups
+    first_finisher = config.consumers + 32
+
+    @device_function
+    def finish(words, smem, bars, n, args):
+        finisher = np.uint32(np.uint32(cuda.threadIdx.x) - np.uint32(first_finisher))
+        kept = np.uint32(0)
+        place, told, expert, row, rows, m_tile = next_tile(words, bars, np.uint32(0), np.uint32(0))
+        while rows > np.uint32(0):
+            group = np.uint32(0)
+            while group < np.uint32(warpgroups):
+                barrier = np.uint32(np.uint32(first_kept) + group)
+                mbarrier_wait(bars, barrier, kept)
+                take(smem, group, finisher, expert, row, rows, m_tile, n, args)
+                sync_warp()
+                if np.uint32(finisher & np.uint32(31)) == np.uint32(0):
+                    mbarrier_arrive(bars, np.uint32(barrier + np.uint32(warpgroups)))
+                group = np.uint32(group + np.uint32(1))
+            kept = np.uint32(kept ^ np.uint32(1))
+            place, told, expert, row, rows, m_tile = next_tile(words, bars, place, told)
+
+    return finish
