@@ -9,6 +9,7 @@ from nbmoe.arrays import Array
 from nbmoe.backend import Backend
 from nbmoe.errors import RangeError
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
+from nbmoe.ops.prepared_fp8 import multiply_fp8
 from nbmoe.ops.product import optional_view
 from nbmoe.validate import BF16, Call
 from nbmoe.validate.call import MAX_BLOCKS_Y
@@ -22,6 +23,7 @@ from nbmoe.validate.product_fp8 import (
     take_fp8_product,
     take_row_scales,
 )
+from nbmoe.validate.product_fp8_prepared import are_fp8_prepared, take_fp8_prepared
 
 MAX_ROWS = 2**32 - 1
 """Of all matrices of a batch: kernels count them in 32 bits."""
@@ -50,11 +52,17 @@ def grouped_dynamic_scaled_fp8_matmul(
     expert_start[-1] on are not written; they are 0 in a buffer that this function allocates on the
     host.
 
+    Prepared operands are multiplied as e4m3 by compute capability 9.0, at twice the rate: the sums
+    of 128 are then those of `numerics="e4m3"` of `nbmoe.reference`, with 14 bits, and so are other
+    bytes than those of packed operands.
+
     Args:
-        hidden: (M, K) e4m3 codes, float8_e4m3fn or uint8, K % 8 == 0.
-        weight: (E, N, K) e4m3 codes, N % 8 == 0.
+        hidden: (M, K) e4m3 codes, float8_e4m3fn or uint8, K % 8 == 0. Or `PreparedFp8Tokens`
+            beside prepared weights.
+        weight: (E, N, K) e4m3 codes, N % 8 == 0. Or `PreparedWeights` of `prepare_fp8_weights`.
         a_scales: (ceil(K/128), Mpad) float32 or bfloat16 scales of `hidden`, Mpad >= M, as
-            `quantize_dynamic_scaled_float8` with groups of 128 gives them.
+            `quantize_dynamic_scaled_float8` with groups of 128 gives them. None beside prepared
+            operands.
         b_scales: (E, ceil(N/128), ceil(K/128)) scales of `weight`, of the same type.
         expert_start: (S + 1,) uint32 prefix sums: slot s owns rows expert_start[s] up to
             expert_start[s + 1] [rows].
@@ -74,8 +82,15 @@ def grouped_dynamic_scaled_fp8_matmul(
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other.
         ScaleError: scales are None, or one of the weight's is NaN, infinite or negative.
+        ConfigError, UnsupportedError: prepared operands do not fit each other, or have more than
+            1024 slots.
     """
     call = Call("grouped_dynamic_scaled_fp8_matmul", validate)
+    if are_fp8_prepared(call, hidden, weight):
+        scales = (a_scales, b_scales)
+        routing = (expert_start, expert_ids, bias, estimated_total_m)
+        prepared = take_fp8_prepared(call, hidden, weight, *scales, *routing, rowwise=False)
+        return multiply_fp8(call, prepared, out, backend, stream, rowwise=False)
     p = take_fp8_product(call, hidden, weight, expert_start, expert_ids, bias, estimated_total_m)
     a_sf, b_sf = take_block_scales(call, a_scales, b_scales, (), p.num_rows, p.n, p.k)
     output, chosen = _outputs(call, p, b_sf, out, backend, stream)
@@ -106,11 +121,14 @@ def grouped_rowwise_dynamic_scaled_fp8_matmul(
     """Multiplies each slot's rows by its expert's weight, with scales a row or a tensor.
 
     As `grouped_dynamic_scaled_fp8_matmul`, but all of K is summed and then multiplied by the
-    row's scale and by the weight row's, each product rounded to float32.
+    row's scale and by the weight row's, each product rounded to float32. Of prepared operands each
+    128 of K is summed, and the sums are added in float32, in ascending K.
 
     Args:
-        hidden: (M, K) e4m3 codes, float8_e4m3fn or uint8, K % 8 == 0.
-        weight: (E, N, K) e4m3 codes, N % 8 == 0.
+        hidden: (M, K) e4m3 codes, float8_e4m3fn or uint8, K % 8 == 0. Or `PreparedFp8Tokens`
+            beside prepared weights; then `a_scales` is None.
+        weight: (E, N, K) e4m3 codes, N % 8 == 0. Or `PreparedWeights` of `prepare_fp8_weights`, or
+            MXFP4 weights of `prepare_w4a8_weights`; then `b_scales` is None.
         a_scales: float32 or bfloat16 scales of `hidden`: (M, 1), or (1, Mpad) with Mpad >= M, as
             `quantize_dynamic_scaled_float8` gives them, or (1,), one for all rows.
         b_scales: Scales of `weight`, of the same type: (E, N, 1), or (E, 1, 1) or (E,), one an
@@ -132,6 +150,11 @@ def grouped_rowwise_dynamic_scaled_fp8_matmul(
         As `grouped_dynamic_scaled_fp8_matmul`.
     """
     call = Call("grouped_rowwise_dynamic_scaled_fp8_matmul", validate)
+    if are_fp8_prepared(call, hidden, weight):
+        scales = (a_scales, b_scales)
+        routing = (expert_start, expert_ids, bias, estimated_total_m)
+        prepared = take_fp8_prepared(call, hidden, weight, *scales, *routing, rowwise=True)
+        return multiply_fp8(call, prepared, out, backend, stream, rowwise=True)
     p = take_fp8_product(call, hidden, weight, expert_start, expert_ids, bias, estimated_total_m)
     a_sf, a_step, b_sf, b_steps = take_row_scales(call, a_scales, b_scales, p)
     output, chosen = _outputs(call, p, b_sf, out, backend, stream)

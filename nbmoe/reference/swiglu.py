@@ -90,6 +90,38 @@ def grouped_matmul_blocked_swiglu(
         a_row_scales=a_row_scales,
         bias=bias,
     )
+    return activate_and_quantize(
+        v,
+        fmt,
+        expert_start,
+        a_scale_offsets,
+        expert_ids,
+        c_input_scales,
+        num_tiles=len(a_scales),
+        activation=activation,
+        match_bf16=match_bf16,
+    )
+
+
+def activate_and_quantize(
+    v: F32Array,
+    fmt: BlockFormat,
+    expert_start: npt.NDArray[np.uint32],
+    a_scale_offsets: npt.NDArray[np.uint32],
+    expert_ids: npt.NDArray[np.int32],
+    c_input_scales: F32Array | None,
+    *,
+    num_tiles: int,
+    activation: GatedActivation | None,
+    match_bf16: bool,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The second half of `grouped_matmul_blocked_swiglu`, from its float32 products (M, 2D).
+
+    Args:
+        num_tiles: Scale tiles of the result.
+
+    The other arguments and the results are those of that function.
+    """
     if match_bf16:
         v = codecs.decode_bf16(codecs.encode_bf16(v))
     z = gated_activation(v[:, 0::2], v[:, 1::2], activation)
@@ -97,7 +129,7 @@ def grouped_matmul_blocked_swiglu(
     m, d = z.shape
     codes = np.zeros((m, fmt.packed_k(d)), np.uint8)
     across = layouts.ceil_div(d, fmt.tile_columns)
-    tiles = np.zeros((len(a_scales), across, *layouts.TILE_SHAPE), np.uint8)
+    tiles = np.zeros((num_tiles, across, *layouts.TILE_SHAPE), np.uint8)
     first_tiles = layouts.tile_starts(expert_start, a_scale_offsets)
     for slot, expert in enumerate(expert_ids):
         rows = slice(int(expert_start[slot]), int(expert_start[slot + 1]))

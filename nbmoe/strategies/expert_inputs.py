@@ -18,6 +18,7 @@ from nbmoe.errors import (
     message,
 )
 from nbmoe.ops.launch import allocate, executor, flat
+from nbmoe.prepared import PreparedTokens
 from nbmoe.validate import F32, Call
 from nbmoe.validate.routing import first
 from nbmoe.validate.scales import check_factors
@@ -33,8 +34,8 @@ class ExpertInputs(NamedTuple):
     """Quantized activations in the order of the slots, and whose they are.
 
     Attributes:
-        hidden: (M, K) or packed (M, K/2) codes.
-        hidden_scales: (tiles, ceil(K/(4 * block)), 32, 4, 4) scale tiles.
+        hidden: (M, K) or packed (M, K/2) codes, or PreparedTokens.
+        hidden_scales: (tiles, ceil(K/(4 * block)), 32, 4, 4) scale tiles, None for PreparedTokens.
         expert_start: (S + 1,) uint32 prefix sums [rows].
         scales_offsets: (S,) uint32 [128-row tiles].
         expert_ids: (S,) int32 expert of each slot, -1 for none.
@@ -78,7 +79,8 @@ def take_expert_inputs(api: str, expert_inputs: Any, validate: str | None = None
         raise ArgTypeError(message(api, "expert_inputs", rule, got))
     inputs = ExpertInputs(*expert_inputs)
     for name, value in zip(names[:-1], inputs[:-1], strict=True):
-        if value is None:
+        is_inside = name == "hidden_scales" and isinstance(inputs.hidden, PreparedTokens)
+        if value is None and not is_inside:
             raise ArgTypeError(message(api, f"expert_inputs.{name}", "an array", "None", _ORDER))
     for name, dtype in _ROUTING_TYPES.items():
         arg = f"expert_inputs.{name}"

@@ -16,6 +16,7 @@ from nbmoe.errors import (
     UnsupportedError,
     message,
 )
+from nbmoe.ops.quantize_fp8_prepared import LAYOUTS
 from nbmoe.scale_specs import dtype_name
 from nbmoe.strategies.fp8_inputs import take_fp8_inputs
 from nbmoe.strategies.group_size import check_group_size
@@ -44,6 +45,11 @@ class Fp8Strategy:
     | block (128, 128) | block (1, 128), dynamic | 128 |
     | a row | a row, dynamic | -1 |
     | a tensor | a tensor, dynamic or static | -1 |
+
+    Weights that `nbmoe.ops.prepare_fp8_weights` made go with tokens in `layout="prepared"`: these
+    are `hidden` of the expert inputs, whose `hidden_scales` are None then; their scales are
+    float32. The matmul of prepared operands is that of compute capability 9.0, with other sums
+    (`nbmoe.ops.grouped_dynamic_scaled_fp8_matmul`).
 
     Scales of activations have the type of the weight's. `expert_inputs` are five operands, see
     `nbmoe.strategies.fp8_inputs.Fp8ExpertInputs`. Every method also takes `stream` and `validate`
@@ -135,7 +141,10 @@ class Fp8Strategy:
         if self.config.is_static:
             hint = "grouped_quantize takes an input_scale"
             raise ScaleError(message(api, "config", "dynamic input scales", "static ones", hint))
-        return self._quantize(api, tensor, group_size, None, None, workspace, out, stream, validate)
+        result: tuple[Any, Any] = self._quantize(
+            api, tensor, group_size, None, None, workspace, out, stream, validate
+        )
+        return result
 
     def grouped_quantize(
         self,
@@ -147,10 +156,11 @@ class Fp8Strategy:
         expert_ids: Any,
         *,
         workspace: Any = None,
+        layout: str = "packed",
         out: Any = None,
         stream: Any = None,
         validate: str | None = None,
-    ) -> tuple[Any, Any]:
+    ) -> Any:
         """Quantizes the rows below expert_start[-1], and touches none from there on.
 
         Args:
@@ -161,10 +171,13 @@ class Fp8Strategy:
             scales_offset: Ignored: these scales are not tiled.
             expert_ids: Ignored: experts have no scales of activations.
             workspace: Of one dynamic scale, see `nbmoe.ops.quantize_tensor_dynamic_scaled_float8`.
-            out: `(codes, scales)` to write; with a static scale `codes` alone.
+            layout: "packed" for codes and scales, "prepared" for PreparedFp8Tokens. With scales a
+                row or a tensor prepared tokens are packed first, in arrays of their own.
+            out: `(codes, scales)` to write; with a static scale `codes` alone if packed.
 
         Returns:
-            Codes (M, K) float8_e4m3fn, and scales: (ceil(K/128), Mpad), (1, Mpad) or (1,).
+            Codes (M, K) float8_e4m3fn, and scales: (ceil(K/128), Mpad), (1, Mpad) or (1,); or
+            PreparedFp8Tokens.
 
         Raises:
             ArgTypeError, RangeError, UnsupportedError, ConfigError: as of `quantize`; ArgTypeError
@@ -179,7 +192,16 @@ class Fp8Strategy:
             rule = "(S + 1,) uint32"
             raise ArgTypeError(message(api, "expert_start", rule, "None", "it is required"))
         return self._quantize(
-            api, tensor, group_size, input_scale, expert_start, workspace, out, stream, validate
+            api,
+            tensor,
+            group_size,
+            input_scale,
+            expert_start,
+            workspace,
+            out,
+            stream,
+            validate,
+            layout,
         )
 
     def fused_silu_quantize(
@@ -193,10 +215,11 @@ class Fp8Strategy:
         interleaved: bool = False,
         activated: Any = None,
         workspace: Any = None,
+        layout: str = "packed",
         out: Any = None,
         stream: Any = None,
         validate: str | None = None,
-    ) -> tuple[Any, Any]:
+    ) -> Any:
         """Applies the gated activation to the gate/up projections and quantizes the result.
 
         Two steps, `nbmoe.ops.gated_activation`, which rounds to bfloat16, and `grouped_quantize`.
@@ -210,10 +233,11 @@ class Fp8Strategy:
             interleaved: Whether columns are gate 0, up 0, gate 1, ... instead of gates, then ups.
             activated: (M, D) bfloat16 to hold the activated values in between.
             workspace: As of `grouped_quantize`.
+            layout: As of `grouped_quantize`.
             out: As of `grouped_quantize`.
 
         Returns:
-            Codes (M, D) float8_e4m3fn, and their scales as of `grouped_quantize`.
+            Codes (M, D) float8_e4m3fn and their scales, or PreparedFp8Tokens.
 
         Raises:
             ArgTypeError: `expert_inputs` are not five, `max_padded_M` no int, or `activation` no
@@ -239,6 +263,7 @@ class Fp8Strategy:
             out,
             stream,
             validate,
+            layout,
         )
 
     # Multiplication
@@ -260,7 +285,7 @@ class Fp8Strategy:
         """Multiplies each slot's rows by its expert's weight.
 
         Args:
-            weight: (E, N, K) e4m3 codes.
+            weight: (E, N, K) e4m3 codes, or PreparedWeights.
             weight_scales: (E, ceil(N/128), ceil(K/128)) with scales a block; (E, N, 1) with scales
                 a row; (E, 1, 1), (E,) or (E, N, 1) with scales a tensor.
             expert_scales: None: FP8 has no factors of experts.
@@ -340,9 +365,25 @@ class Fp8Strategy:
         out: Any,
         stream: Any,
         validate: str | None,
-    ) -> tuple[Any, Any]:
+        layout: str = "packed",
+    ) -> Any:
         self._check_group(api, group_size)
+        if layout not in LAYOUTS:
+            raise ConfigError(message(api, "layout", f"one of {LAYOUTS}", repr(layout)))
         run = self._run(stream, validate)
+        if layout == "prepared" and self.granularity != "block":
+            codes, scales = self._quantize(
+                api,
+                tensor,
+                group_size,
+                input_scale,
+                row_offsets,
+                workspace,
+                None,
+                stream,
+                validate,
+            )
+            return ops.prepare_fp8_tokens(codes, scales, row_offsets, out=out, **run)
         if self.config.is_static:
             scale = _static_scale(api, input_scale)
             codes = ops.quantize_static_scaled_float8(
@@ -363,8 +404,9 @@ class Fp8Strategy:
             tensor,
             group_size_or_per_token=self.group_size,
             scale_ub=self.scale_ub,
-            scales_type=self.scales_type,
+            scales_type="float32" if layout == "prepared" else self.scales_type,
             row_offsets=row_offsets,
+            layout=layout,
             out=out,
             **run,
         )

@@ -6,14 +6,16 @@ from typing import Any, Final, NamedTuple
 
 from nbmoe.arrays import describe
 from nbmoe.errors import ArgTypeError, DTypeError, message
+from nbmoe.prepared.fp8 import PreparedFp8Tokens
 
 
 class Fp8ExpertInputs(NamedTuple):
     """Quantized activations in the order of the slots, and whose they are.
 
     Attributes:
-        hidden: (M, K) e4m3 codes.
-        hidden_scales: Their scales, as `Fp8Strategy.grouped_quantize` gives them.
+        hidden: (M, K) e4m3 codes, or PreparedFp8Tokens.
+        hidden_scales: Their scales, as `Fp8Strategy.grouped_quantize` gives them; None for
+            PreparedFp8Tokens.
         expert_start: (S + 1,) uint32 prefix sums [rows].
         expert_ids: (S,) int32 expert of each slot, -1 for none.
         usage_stats: The most rows of a slot, and S. They choose nothing here and are not read, so
@@ -47,7 +49,8 @@ def take_fp8_inputs(api: str, expert_inputs: Any) -> Fp8ExpertInputs:
         raise ArgTypeError(message(api, "expert_inputs", rule, got))
     inputs = Fp8ExpertInputs(*expert_inputs)
     for name, value in zip(names[:-1], inputs[:-1], strict=True):
-        if value is None:
+        is_inside = name == "hidden_scales" and isinstance(inputs.hidden, PreparedFp8Tokens)
+        if value is None and not is_inside:
             raise ArgTypeError(message(api, f"expert_inputs.{name}", "an array", "None", _ORDER))
     for name, dtype in _TYPES.items():
         got = describe(api, f"expert_inputs.{name}", getattr(inputs, name)).dtype

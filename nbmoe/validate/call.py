@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nbmoe import arrays
 from nbmoe.arrays import Array, Extent, describe
-from nbmoe.backend import Backend, check_reach, named, resolve
+from nbmoe.backend import Backend, Choice, check_choice_reaches, resolve_choice
 from nbmoe.errors import (
     AliasError,
     ArgTypeError,
@@ -214,7 +214,9 @@ class Call:
         Raises:
             ShapeError: a size differs.
         """
-        got = self.inputs[arg].shape
+        got = self.inputs[arg].extent.shape
+        if got == expected:
+            return
         if any(e is not None and e != g for e, g in zip(expected, got, strict=True)):
             raise ShapeError(self.message(arg, rule, f"shape {got}", hint))
 
@@ -286,14 +288,15 @@ class Call:
         operands = self.inputs | self.outputs
         places = tuple(operands.values())
         # A backend that was asked for and cannot run is the first thing to know.
-        chosen = resolve(backend, api=self.api) if named(self.api, backend) else None
-        check_reach(self.api, backend, operands)
+        asked = Choice.of(self.api, backend)
+        chosen = resolve_choice(self.api, asked) if asked.name else None
+        check_choice_reaches(self.api, asked, operands)
         self._check_overlaps()
         if places[0].kind.on_gpu:
             self._stream = gpu_stream(self.api, stream, places)
         else:
             host_stream(self.api, stream)
-        chosen = chosen or resolve(None, places, api=self.api)
+        chosen = chosen or resolve_choice(self.api, asked, places)
         if chosen.on_gpu and self.checks("metadata") and is_capturing(self._stream):
             rule = "no CUDA graph capture while elements are read"
             got = f"validate={self._validate!r} during a capture"

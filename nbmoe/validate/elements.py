@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nbmoe.formats import BlockFormat
 
 
-@dataclass(frozen=True)
-class Elements:
+class Elements(NamedTuple):
     """What an operand's elements may be.
 
     Attributes:
@@ -42,6 +41,7 @@ BLOCK_CODES = Elements(
 BLOCK_SCALES = Elements(("uint8", "float8_e4m3fn", "float8_e8m0fnu"), "block scale bytes", 16)
 FP8 = Elements(("float8_e4m3fn", "uint8"), "e4m3 codes", 16)
 ROW_SCALES = Elements(("bfloat16", "uint16"), "or its bit patterns in uint16", 2)
+PREPARED = Elements(("uint8",), "prepared operands", 16)
 F32 = Elements(("float32",), "", 4)
 U32 = Elements(("uint32",), "", 4)
 I32 = Elements(("int32",), "", 4)

@@ -61,10 +61,21 @@ def take_slots(
         ArgTypeError, DTypeError, LayoutError: as `Call.array`.
     """
     groups = take_groups(call, starts_name, starts, ids)
-    tiles = call.array(offsets_name, offsets, U32, "(S,)", missing=ScaleError)
-    slots = groups.count
-    call.shape(offsets_name, (slots,), f"(S,) = ({slots},), S from expert_ids")
+    tiles = take_offsets(call, groups.count, offsets_name, offsets)
     return Slots(starts_name, groups.starts, groups.ids, offsets_name, tiles)
+
+
+def take_offsets(call: Call, slots: int, name: str, offsets: Any) -> Array:
+    """Takes the scale offsets of a number of slots.
+
+    Raises:
+        ScaleError: they are None.
+        ShapeError: they are of another number.
+        ArgTypeError, DTypeError, LayoutError: as `Call.array`.
+    """
+    tiles = call.array(name, offsets, U32, "(S,)", missing=ScaleError)
+    call.shape(name, (slots,), f"(S,) = ({slots},), S from expert_ids")
+    return tiles
 
 
 def check_groups(
