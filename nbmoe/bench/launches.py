@@ -28,7 +28,7 @@ def launchers(address: int) -> dict[str, Callable[[Any], None]]:
     }
     fused = product | {"match_bf16": True, "activation": "silu", "alpha": 0.0, "limit": 0.0}
 
-    return {
+    found: dict[str, Callable[[Any], None]] = {
         "create indices": lambda s: create_indices.launch_create_indices(
             run, *[address + 65536 * i for i in range(7)], num_slots=0, num_experts=1, stream=s
         ),
@@ -50,3 +50,12 @@ def launchers(address: int) -> dict[str, Callable[[Any], None]]:
             run, *[address] * 5, num_tokens=1, top_k=1, num_cols=64, has_shared=False, stream=s
         ),
     }
+    if run.cc == (9, 0):
+        from nbmoe_kernels.heuristics_sm90 import hopper_matmul_config
+        from nbmoe_kernels.matmul_grouped_sm90 import launch_matmul_grouped_sm90
+
+        config = hopper_matmul_config("nvfp4", "nvfp4", 64, 64, 1, 1)
+        found["matmul, prepared operands"] = lambda s: launch_matmul_grouped_sm90(
+            run, *[address] * 8, **product | {"config": config}, stream=s
+        )
+    return found

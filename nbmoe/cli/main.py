@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 import nbmoe
-from nbmoe.cli import demo, doctor, run
+from nbmoe.cli import bench, demo, doctor, run, tune
 from nbmoe.errors import NbmoeError
 
 ERROR_EXIT = 2
 """Exit status for bad arguments, files or configurations; argparse uses the same."""
 
-_COMMANDS = (demo, run, doctor)
+_COMMANDS = (demo, run, bench, doctor, tune)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,3 +30,18 @@ def count(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"expected 0, 1, 2, …, got {text!r}")
     return value
+
+
+def positive_counts(text: str) -> tuple[int, ...]:
+    """Parses numbers of at least 1 between commas.
+
+    Raises:
+        argparse.ArgumentTypeError: It is something else.
+    """
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = (0,)
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError(f"expected numbers of at least 1, as 1,16, got {text!r}")
+    return values

@@ -28,9 +28,11 @@ def test_example_runs_as_pasted(root):
     assert "token 0 goes to experts" in run_example(root, example)
 
 
-def test_example_of_a_layer_runs_as_pasted(root):
-    (example,) = blocks((root / "docs" / "operations.md").read_text(encoding="utf-8"), "python")
-    assert run_example(root, example).endswith("(5, 128)\n")
+def test_examples_of_operations_and_layers_run_as_pasted(root):
+    text = (root / "docs" / "operations.md").read_text(encoding="utf-8")
+    prepared, layer = blocks(text, "python")
+    assert run_example(root, prepared) == ""
+    assert run_example(root, layer).endswith("(5, 128)\n")
 
 
 def run_example(root, example):
@@ -93,7 +95,7 @@ def test_shown_output_is_printed(root, capsys):
 
 def test_documented_options_exist(root, capsys):
     usage = ""
-    for command in ("run", "demo"):
+    for command in ("run", "demo", "bench", "tune"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         usage += capsys.readouterr().out
