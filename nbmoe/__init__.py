@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         layouts,
         nn,
         ops,
+        prepared,
         reference,
         strategies,
     )
@@ -43,6 +44,7 @@ __all__ = [
     "layouts",
     "nn",
     "ops",
+    "prepared",
     "reference",
     "strategies",
 ]

@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,38 @@ class Backend:
     def on_gpu(self) -> bool:
         """Whether operands must be on a GPU."""
         return self.name == "gpu"
+
+
+class Choice(NamedTuple):
+    """What a call's `backend=` or else `NBMOE_BACKEND` asks for.
+
+    Attributes:
+        name: Empty if neither asks for anything.
+        reason: Which of them did.
+    """
+
+    name: str
+    reason: str
+
+    @classmethod
+    def of(cls, api: str, backend: str | None) -> Choice:
+        """Reads the argument, or else the variable.
+
+        Raises:
+            ArgTypeError, ConfigError: as `resolve`.
+        """
+        if backend is not None:
+            if not isinstance(backend, str):
+                got = f"{type(backend).__name__} {backend!r}"
+                raise ArgTypeError(message(api, "backend", f"one of {NAMES} or None", got))
+            if backend not in NAMES:
+                raise ConfigError(message(api, "backend", f"one of {NAMES}", repr(backend)))
+            return cls(backend, f"backend={backend!r}")
+        name = os.environ.get(VARIABLE, "").strip()
+        if name and name not in NAMES:
+            hint = f"mend or unset the environment variable {VARIABLE}"
+            raise ConfigError(message(api, VARIABLE, f"one of {NAMES}", repr(name), hint))
+        return cls(name, f"{VARIABLE}={name}" if name else "")
 
 
 @dataclass(frozen=True)
@@ -122,9 +154,12 @@ def resolve(
         DeviceError: the backend cannot run here.
         UnsupportedError: the GPU is too old.
     """
-    name, reason = _choice(api, backend)
-    if not name:
-        name, reason = _automatic(arrays)
+    return resolve_choice(api, Choice.of(api, backend), arrays)
+
+
+def resolve_choice(api: str, asked: Choice, arrays: Sequence[Array] = ()) -> Backend:
+    """As `resolve`, for a choice that was made before."""
+    name, reason = asked if asked.name else _automatic(arrays)
     if trouble := problem(name):
         rule = f"a backend that can run ({reason})"
         raise trouble.error(
@@ -145,7 +180,12 @@ def check_reach(api: str, backend: str | None, arrays: dict[str, Array]) -> None
         ArgTypeError, ConfigError: as `resolve`.
         DeviceError: an operand is where the backend cannot reach it.
     """
-    name, reason = _choice(api, backend)
+    check_choice_reaches(api, Choice.of(api, backend), arrays)
+
+
+def check_choice_reaches(api: str, asked: Choice, arrays: dict[str, Array]) -> None:
+    """As `check_reach`, for a choice that was made before."""
+    name, reason = asked
     first_arg, first = next(iter(arrays.items()))
     on_gpu = first.kind.on_gpu if not name else name == "gpu"
     because = reason if name else f"as {first_arg} is"
@@ -172,31 +212,6 @@ def _check_capability(api: str, arg: str, ordinal: int) -> None:
         raise UnsupportedError(message(api, arg, rule, gpus[ordinal].problem))
 
 
-def named(api: str, backend: str | None) -> str:
-    """The backend that `backend` or else `NBMOE_BACKEND` names, empty if neither does.
-
-    Raises:
-        ArgTypeError, ConfigError: as `resolve`.
-    """
-    return _choice(api, backend)[0]
-
-
-def _choice(api: str, backend: str | None) -> tuple[str, str]:
-    """The backend that the call or the variable names, and which of them did."""
-    if backend is not None:
-        if not isinstance(backend, str):
-            got = f"{type(backend).__name__} {backend!r}"
-            raise ArgTypeError(message(api, "backend", f"one of {NAMES} or None", got))
-        if backend not in NAMES:
-            raise ConfigError(message(api, "backend", f"one of {NAMES}", repr(backend)))
-        return backend, f"backend={backend!r}"
-    name = os.environ.get(VARIABLE, "").strip()
-    if name and name not in NAMES:
-        hint = f"mend or unset the environment variable {VARIABLE}"
-        raise ConfigError(message(api, VARIABLE, f"one of {NAMES}", repr(name), hint))
-    return name, f"{VARIABLE}={name}" if name else ""
-
-
 def _automatic(arrays: Sequence[Array]) -> tuple[str, str]:
     simulator = simulator_enabled()
     host = "cudasim" if simulator else "emulate"
@@ -217,9 +232,8 @@ def explain(backend: str | None = None) -> str:
     Args:
         backend: As in `resolve`.
     """
-    name, reason = _choice("explain", backend)
-    if not name:
-        name, reason = _automatic(())
+    asked = Choice.of("explain", backend)
+    name, reason = asked if asked.name else _automatic(())
     lines = [f"backend: {name} ({reason})"]
     for other in NAMES:
         trouble = problem(other)
@@ -251,6 +265,12 @@ class WaitingExecutor:
     def __init__(self, executor: Executor) -> None:
         """Takes the executor that launches."""
         self.executor = executor
+
+    @property
+    def multiprocessors(self) -> int:
+        """Multiprocessors of the GPU."""
+        executor: Any = self.executor
+        return int(executor.multiprocessors)
 
     def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None:
         """Launches `kernel` as the executor does; returns when the stream has finished."""

@@ -19,7 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from nbmoe_kernels.device.math import add_rn, div_rn, exp_f32, max_nan, mul_rn, sigmoid, sub_rn
+from nbmoe_kernels.device.math import (
+    add_rn,
+    div_rn,
+    exp_f32,
+    max_nan,
+    min_nan,
+    mul_rn,
+    sigmoid,
+    sub_rn,
+)
 from nbmoe_kernels.device.op import device_function
 
 _ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0.0, 0.5, 1.0, 2.0))
@@ -44,22 +53,14 @@ def bound_of(limit):
 @device_function
 def clamped_gate(gate, limit):
     """The gate, at most `limit` unless that is 0, and never -infinity."""
-    bound = bound_of(limit)
-    if gate > bound:
-        gate = bound
-    return max_nan(gate, _LOWEST)
+    return max_nan(min_nan(gate, bound_of(limit)), _LOWEST)
 
 
 @device_function
 def clamped_up(up, limit):
     """The up value, within [-limit, limit] unless that is 0."""
     bound = bound_of(limit)
-    lower = sub_rn(_ZERO, bound)
-    if up > bound:
-        up = bound
-    if up < lower:
-        up = lower
-    return up
+    return max_nan(min_nan(up, bound), sub_rn(_ZERO, bound))
 
 
 @device_function

@@ -1,7 +1,8 @@
 """Hypothesis profiles, and the backends that a test runs its body on."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from nbmoe import arrays
 from nbmoe import backend as backends
 from nbmoe.arrays import to_backend, to_numpy
 from nbmoe.reference import RoutingIndices
+from nbmoe.validate.product_prepared import reads_prepared
 
 # Kernels compile in the first example, so deadlines would only measure the compiler.
 SLOW_FIRST = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -44,7 +46,7 @@ class Kernels:
             return to_backend(value, self.name)
         if isinstance(value, tuple):
             return tuple(self.put(v) for v in value)
-        return value
+        return with_arrays(value, self.put) if is_prepared(value) else value
 
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs `op`, waits for it, and returns its results on the host."""
@@ -53,7 +55,21 @@ class Kernels:
         result = op(*args, backend=self.name, **kwargs)
         if isinstance(result, RoutingIndices):
             return RoutingIndices(*(to_numpy(r) for r in result))
+        if is_prepared(result):
+            return with_arrays(result, to_numpy)
         return tuple(map(to_numpy, result)) if isinstance(result, tuple) else to_numpy(result)
+
+
+def is_prepared(value: Any) -> bool:
+    """Whether a value is prepared weights or tokens, which hold their arrays."""
+    return is_dataclass(value) and not isinstance(value, type) and hasattr(value, "data")
+
+
+def with_arrays(prepared: Any, move: Callable[[Any], Any]) -> Any:
+    """Prepared operands with another form of their arrays."""
+    arrays = {name: getattr(prepared, name, None) for name in ("data", "scales")}
+    moved = {name: move(array) for name, array in arrays.items() if array is not None}
+    return replace(prepared, **moved)
 
 
 def kernel_backends() -> list[Any]:
@@ -75,6 +91,14 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "gpu":
         monkeypatch.setattr(arrays, "empty", _zeroed(arrays.empty))
     return Kernels(request.param)
+
+
+@pytest.fixture
+def hopper_kernels(kernels: Kernels) -> Kernels:
+    """The backends whose kernels read prepared operands: a GPU of another capability refuses."""
+    if kernels.name == "gpu" and not reads_prepared():
+        pytest.skip("the GPU is not of compute capability 9.0")
+    return kernels
 
 
 def _zeroed(empty: Any) -> Any:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from nbmoe import ops
 from nbmoe.activation import GatedActivation
 from nbmoe.arrays import BFLOAT16, named_dtype
 from nbmoe.checkpoints.stack import ExpertStack
 from nbmoe.layouts import TILE_SHAPE, activation_tiles, ceil_div
 from nbmoe.nn.experts import Put, gathered
-from nbmoe.nn.prepared import prepare_experts
+from nbmoe.nn.preparation import Prepare
+from nbmoe.nn.prepared import prepare_experts, prepare_weights
 from nbmoe.nn.run import Groups, Run
+from nbmoe.prepared.tokens import token_shape
 from nbmoe.strategies import NvMxf4f8Strategy
+from nbmoe_kernels.heuristics_sm90 import fusing_pays
 
 FUSED_STAGE = "gate_up + activation"
+
+Operands = tuple[Any, Any]
+"""Codes and their scales, or prepared tokens and None."""
+Quantize = Callable[[Any, str], Any]
+"""Quantizes into `out=` in a layout, "packed" or "prepared"."""
 
 
 class BlockExperts:
@@ -21,15 +33,17 @@ class BlockExperts:
 
     The fused path multiplies, activates and quantizes in one kernel, for which gate and up rows
     alternate. The chained path does it in two and gives the same bytes; it also takes an
-    activation that is a function.
+    activation that is a function. Prepared weights and tokens change no byte either.
 
     Attributes:
         num_experts: E.
         hidden_size: H [elements].
         moe_dim: D [elements].
         strategy: What quantizes and multiplies.
-        fused: Whether the path is the fused one.
+        fused: Whether the path is the fused one. With prepared weights it takes two kernels where
+            they are faster than one.
         interleaved: Whether gate and up rows alternate on either path.
+        prepared: Whether weights and tokens are prepared (`nbmoe.prepared`).
     """
 
     def __init__(
@@ -41,6 +55,7 @@ class BlockExperts:
         *,
         fused: bool,
         interleaved: bool = False,
+        prepare: Prepare | None = None,
     ) -> None:
         """Permutes, tiles and uploads a stack.
 
@@ -51,6 +66,7 @@ class BlockExperts:
             put: Moves an array to the backend.
             fused: Whether to take the fused path.
             interleaved: Whether the stack's gate and up rows alternate already.
+            prepare: Prepares weights, and so tokens; None to prepare neither.
         """
         self.num_experts = stack.num_experts
         self.hidden_size = stack.hidden_size
@@ -58,8 +74,11 @@ class BlockExperts:
         self.strategy = strategy
         self.fused = fused
         self.interleaved = interleaved
+        self.prepared = prepare is not None
         self._activation = activation
         self._placed = prepare_experts(stack, permute=fused and not interleaved).map(put)
+        if prepare is not None:
+            self._placed = prepare_weights(self._placed, prepare, stack.format)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -70,79 +89,149 @@ class BlockExperts:
 
     def __call__(self, x: Any, groups: Groups, run: Run) -> Any:
         """See `nbmoe.nn.experts.Experts`."""
-        placed, strategy, rows = self._placed, self.strategy, groups.rows
+        placed, rows = self._placed, groups.rows
+        shape = (rows, 2 * self.moe_dim)
         with run.stage("quantize"):
             hidden = self._quantize(x, groups, run)
-        inputs = (*hidden, *groups.slots, None)
-        inner = self._buffers("inner", rows, self.moe_dim, run)
         if self.fused:
             with run.stage(FUSED_STAGE):
-                strategy.grouped_matmul_swiglu(
-                    placed.gate_up,
-                    placed.gate_up_scales,
-                    expert_scales=placed.gate_up_expert_scales,
-                    input_scales=placed.down_inverse_input_scales,
-                    expert_inputs=inputs,
-                    estimated_total_m=rows,
-                    activation=self._activation,
-                    bias=placed.gate_up_bias,
-                    scales_are_inverted=True,
-                    out=inner,
-                    stream=run.stream,
-                )
+                inner = self._fused(hidden, groups, run)
         else:
             with run.stage("gate_up"):
-                gate_up = run.array("gate_up", (rows, 2 * self.moe_dim), BFLOAT16)
-                strategy.grouped_matmul(
-                    placed.gate_up,
-                    placed.gate_up_scales,
-                    placed.gate_up_expert_scales,
-                    inputs,
-                    rows,
-                    bias=placed.gate_up_bias,
-                    out=gate_up,
-                    stream=run.stream,
-                )
+                gate_up = self._gate_up(hidden, run.array("gate_up", shape, BFLOAT16), groups, run)
             with run.stage("activation"):
-                strategy.fused_silu_quantize(
-                    gate_up,
-                    placed.down_inverse_input_scales,
-                    inputs,
-                    activation=self._activation,
-                    interleaved=self.interleaved,
-                    scales_are_inverted=True,
-                    out=inner,
-                    stream=run.stream,
-                )
+                inner = self._activate(gate_up, hidden, groups, run)
         with run.stage("down"):
-            return strategy.grouped_matmul(
+            return self.strategy.grouped_matmul(
                 placed.down,
                 placed.down_scales,
                 placed.down_expert_scales,
                 (*inner, *groups.slots, None),
                 rows,
                 bias=placed.down_bias,
+                routed_before=True,
                 out=run.array("down", (rows, self.hidden_size), BFLOAT16),
                 stream=run.stream,
             )
 
-    def _quantize(self, x: Any, groups: Groups, run: Run) -> tuple[Any, Any]:
+    def _fused(self, hidden: Operands, groups: Groups, run: Run) -> Operands:
+        placed, strategy = self._placed, self.strategy
+        if self.prepared and not fusing_pays(self.num_experts, groups.rows):
+            # The chained path by another name: its bytes are the same.
+            shape = (groups.rows, 2 * self.moe_dim)
+            gate_up = self._gate_up(hidden, run.array("gate_up", shape, BFLOAT16), groups, run)
+            return self._activate(gate_up, hidden, groups, run)
+        return self._quantized(
+            "inner",
+            self.moe_dim,
+            groups,
+            run,
+            lambda out, layout: strategy.grouped_matmul_swiglu(
+                placed.gate_up,
+                placed.gate_up_scales,
+                expert_scales=placed.gate_up_expert_scales,
+                input_scales=placed.down_inverse_input_scales,
+                expert_inputs=(*hidden, *groups.slots, None),
+                estimated_total_m=groups.rows,
+                activation=self._activation,
+                bias=placed.gate_up_bias,
+                scales_are_inverted=True,
+                layout=layout,
+                routed_before=True,
+                out=out,
+                stream=run.stream,
+            ),
+        )
+
+    def _gate_up(self, hidden: Operands, out: Any, groups: Groups, run: Run) -> Any:
+        placed = self._placed
+        return self.strategy.grouped_matmul(
+            placed.gate_up,
+            placed.gate_up_scales,
+            placed.gate_up_expert_scales,
+            (*hidden, *groups.slots, None),
+            groups.rows,
+            bias=placed.gate_up_bias,
+            routed_before=True,
+            out=out,
+            stream=run.stream,
+        )
+
+    def _activate(self, gate_up: Any, hidden: Operands, groups: Groups, run: Run) -> Operands:
+        strategy, scales = self.strategy, self._placed.down_inverse_input_scales
+        return self._quantized(
+            "inner",
+            self.moe_dim,
+            groups,
+            run,
+            lambda out, layout: strategy.fused_silu_quantize(
+                gate_up,
+                scales,
+                (*hidden, *groups.slots, None),
+                activation=self._activation,
+                interleaved=self.interleaved or self.fused,
+                scales_are_inverted=True,
+                layout=layout,
+                out=out,
+                stream=run.stream,
+            ),
+        )
+
+    def _quantize(self, x: Any, groups: Groups, run: Run) -> Operands:
         """Quantizes the rows of the groups; weighted rows have to be gathered first."""
         order, divisor = groups.order, groups.divisor
         if groups.weights is not None:
             x, order, divisor = gathered(x, groups, self.hidden_size, run), None, 1
-        buffers = self._buffers("hidden", groups.rows, self.hidden_size, run)
-        return self.strategy.grouped_quantize(
-            x,
-            self.strategy.format.block,
-            self._placed.gate_up_inverse_input_scales,
-            *groups.slots,
-            order,
-            divisor,
-            scales_are_inverted=True,
-            out=buffers,
-            stream=run.stream,
+        strategy, scales = self.strategy, self._placed.gate_up_inverse_input_scales
+        return self._quantized(
+            "hidden",
+            self.hidden_size,
+            groups,
+            run,
+            lambda out, layout: strategy.grouped_quantize(
+                x,
+                strategy.format.block,
+                scales,
+                *groups.slots,
+                order,
+                divisor,
+                scales_are_inverted=True,
+                layout=layout,
+                out=out,
+                stream=run.stream,
+            ),
         )
+
+    def _quantized(
+        self, name: str, k: int, groups: Groups, run: Run, quantize: Quantize
+    ) -> Operands:
+        """Quantizes rows to what the matmul takes.
+
+        Args:
+            name: What the rows are called.
+            k: Elements of a row.
+            groups: The rows.
+            run: The call.
+            quantize: Quantizes into buffers, in a layout.
+
+        Returns:
+            Codes and scales, or prepared tokens and None.
+        """
+        if not self.prepared:
+            packed: Operands = quantize(self._buffers(name, groups.rows, k, run), "packed")
+            return packed
+        tokens = run.scratch(
+            f"{name}_tokens", token_shape(groups.rows, self.num_experts, k), np.uint8
+        )
+        if not run.keeps:
+            return quantize(tokens, "prepared"), None
+        codes, scales = quantize(self._buffers(name, groups.rows, k, run), "packed")
+        starts, offsets, _ = groups.slots
+        fmt = self.strategy.format
+        prepared = ops.prepare_tokens(
+            codes, scales, starts, offsets, format=fmt, out=tokens, **run.options
+        )
+        return prepared, None
 
     def _buffers(self, name: str, rows: int, k: int, run: Run) -> tuple[Any, Any]:
         fmt = self.strategy.format

@@ -10,6 +10,7 @@ from nbmoe.config import QuantConfig, apply_fused_kernel_flags
 from nbmoe.errors import ConfigError, ShapeError, UnsupportedError, message
 from nbmoe.nn.block_experts import BlockExperts
 from nbmoe.nn.experts import Experts, Put, putter
+from nbmoe.nn.preparation import Prepare, preparer
 from nbmoe.nn.products import BLOCK, Bf16Product, Fp8Product, Product, W4A16Product
 from nbmoe.nn.row_experts import RowExperts
 from nbmoe.scale_specs import ScaleOrigin
@@ -24,7 +25,7 @@ _CONFIGS: dict[str, Callable[[], QuantConfig | None]] = {
     "fp8_tensor": lambda: QuantConfig.tensor_fp8(ScaleOrigin.STATIC),
     "bf16": lambda: None,
 }
-_UNQUANTIZED: dict[str, Callable[[ExpertStack, Put], Product]] = {
+_UNQUANTIZED: dict[str, Callable[[ExpertStack, Put, Prepare | None], Product]] = {
     "bf16": Bf16Product,
     "mxfp4": W4A16Product,
 }
@@ -32,6 +33,8 @@ _UNQUANTIZED: dict[str, Callable[[ExpertStack, Put], Product]] = {
 
 _GRANULARITIES = {"fp8_block": "block", "fp8_row": "row", "fp8_tensor": "tensor"}
 """What shares a scale, by format of FP8 weights."""
+
+_PREPARED = ", prepared operands"
 
 _DTYPES = {
     ("nvfp4", "nvfp4"): "uint8",
@@ -55,6 +58,7 @@ def build_experts(
     *,
     config: QuantConfig | None = None,
     interleaved: bool = False,
+    prepared: bool | None = None,
 ) -> Experts:
     """The experts for the formats of a stack.
 
@@ -67,11 +71,16 @@ def build_experts(
         backend: Where they go.
         config: Settings, None for the format's own.
         interleaved: Whether gate and up rows alternate in the stack.
+        prepared: Whether weights and tokens are prepared; None where that is faster, which is on
+            GPUs of compute capability 9.0.
 
     Raises:
+        ArgTypeError: `prepared` is no bool.
         ConfigError: The config is of another format than the stack.
+        DeviceError: The GPU's kernels do not read prepared operands.
         ShapeError: Blocks of FP8 weights that alternate would have to be padded.
-        UnsupportedError: Weights of this format are not multiplied by such activations.
+        UnsupportedError: Weights of this format are not multiplied by such activations, or not
+            prepared.
     """
     activation = stack.activation
     own = quant_config_of(stack)
@@ -80,12 +89,21 @@ def build_experts(
         rule = f"a config of {stack.format}, the format of the weights"
         raise ConfigError(message(api, "quant_config", rule, config.format.value))
     put = putter(backend)
+    prepare = preparer(api, prepared, stack, backend)
     pair = (stack.format, stack.activation_format)
     product: Product | None = None
     if config is not None and pair in _DTYPES:
         strategy = NvMxf4f8Strategy(config, _DTYPES[pair], backend=backend.name)
         fused = config.can_use_fused_swiglu and activation.gated_activation_fn is None
-        return BlockExperts(stack, strategy, activation, put, fused=fused, interleaved=interleaved)
+        return BlockExperts(
+            stack,
+            strategy,
+            activation,
+            put,
+            fused=fused,
+            interleaved=interleaved,
+            prepare=prepare,
+        )
     if config is not None and pair[0] == pair[1] and stack.format in _GRANULARITIES:
         fp8 = Fp8Strategy(config, backend=backend.name)
         if fp8.granularity != _GRANULARITIES[stack.format]:
@@ -97,9 +115,9 @@ def build_experts(
         if interleaved and fp8.granularity == "block" and stack.moe_dim % BLOCK:
             rule = f"D % {BLOCK} == 0 with interleaved gate and up, whose blocks cannot be padded"
             raise ShapeError(message(api, "gate_up", rule, stack.moe_dim))
-        product = Fp8Product(stack, put, fp8)
+        product = Fp8Product(stack, put, fp8, prepare)
     elif pair[1] == "bf16" and stack.format in _UNQUANTIZED:
-        product = _UNQUANTIZED[stack.format](stack, put)
+        product = _UNQUANTIZED[stack.format](stack, put, prepare)
     if product is not None:
         return RowExperts(stack, product, activation, interleaved=interleaved)
     known = (*_DTYPES, *((f, f) for f in _GRANULARITIES), *((f, "bf16") for f in _UNQUANTIZED))
@@ -110,7 +128,11 @@ def build_experts(
 def strategy_name(stack: ExpertStack, experts: Experts) -> str:
     """The strategy and the path that experts take, for reports."""
     if isinstance(experts, BlockExperts):
-        return f"{experts.strategy!r}, {'fused' if experts.fused else 'chained'} activation"
-    if isinstance(experts, RowExperts) and isinstance(experts.product, Fp8Product):
-        return repr(experts.product.strategy)
-    return "bf16 matmul" if stack.format == "bf16" else f"bf16 matmul of {stack.format} weights"
+        name = f"{experts.strategy!r}, {'fused' if experts.fused else 'chained'} activation"
+        return name + (_PREPARED if experts.prepared else "")
+    assert isinstance(experts, RowExperts), "there are two kinds"
+    product = experts.product
+    if isinstance(product, Fp8Product):
+        return repr(product.strategy) + (_PREPARED if product.prepared else "")
+    name = "bf16 matmul" if stack.format == "bf16" else f"bf16 matmul of {stack.format} weights"
+    return name + (_PREPARED if product.prepared else "")

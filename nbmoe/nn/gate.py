@@ -16,6 +16,8 @@ from nbmoe.errors import DTypeError, ShapeError, message
 from nbmoe.nn.run import Run
 from nbmoe.nn.trace import StageClock
 from nbmoe.nn.workspace import Workspace
+from nbmoe.ops.route_indices import route_with_indices
+from nbmoe.reference import RoutingIndices
 
 _MAX_PARTS = 3
 
@@ -142,21 +144,64 @@ class MoEGate:
         Returns:
             `(topk_ids, topk_weights)`, buffers of the workspace.
         """
+        logits, out = self._logits(x, tokens, run, shared_slot)
+        return ops.route(
+            logits,
+            self.num_experts_per_token,
+            out=out,
+            **self._route_options(run, shared_slot),
+        )
+
+    def forward_with_indices(
+        self,
+        x: Any,
+        tokens: int,
+        run: Run,
+        indices: RoutingIndices,
+        *,
+        shared_slot: bool = False,
+    ) -> tuple[Any, Any]:
+        """Routes tokens and groups the routed rows by expert, in one launch for few tokens.
+
+        Args:
+            x: bf16 (T, H).
+            tokens: T.
+            run: The call.
+            indices: Buffers for what `nbmoe.ops.moe_create_indices` gives for the E experts, and
+                the shared one.
+            shared_slot: As in `nbmoe.ops.route`.
+
+        Returns:
+            As `forward`.
+        """
+        logits, out = self._logits(x, tokens, run, shared_slot)
+        ids, weights, _ = route_with_indices(
+            logits,
+            self.num_experts_per_token,
+            out=(*out, *indices),
+            **self._route_options(run, shared_slot),
+        )
+        return ids, weights
+
+    def _logits(
+        self, x: Any, tokens: int, run: Run, shared_slot: bool
+    ) -> tuple[Any, tuple[Any, Any]]:
+        """The logits, and buffers for ids and weights."""
         columns = self.num_parts * self.num_experts
         shape = (tokens, self.num_experts_per_token + shared_slot)
         logits = run.array("logits", (tokens, columns), np.float32)
         ops.router_logits(x, self._weight, out=logits, **run.options)
         out = (run.array("topk_ids", shape, np.int32), run.array("topk_weights", shape, np.float32))
-        return ops.route(
-            logits,
-            self.num_experts_per_token,
-            bias=self._bias,
-            correction_bias=self._correction_bias,
-            shared_slot=shared_slot,
-            out=out,
+        return logits, out
+
+    def _route_options(self, run: Run, shared_slot: bool) -> dict[str, Any]:
+        return {
+            "bias": self._bias,
+            "correction_bias": self._correction_bias,
+            "shared_slot": shared_slot,
             **self.options,
             **run.options,
-        )
+        }
 
     def _check_options(self) -> None:
         """Lets the operation refuse what it would refuse at the first call."""

@@ -136,7 +136,7 @@ class MoELayer:
         clock = StageClock(self._wait, on_stage)
         # Buffers of its own: what no kernel writes is 0 in a trace, whatever ran before.
         workspace = Workspace(self.backend.name)
-        run = Run(workspace, clock, self._one_stream(placed, stream))
+        run = Run(workspace, clock, self._one_stream(placed, stream), keeps=True)
         output = self._forward(placed, source.shape[0], run, None)
         self._wait()
         return MoETrace.of(run.found, output, self.gate.num_parts, clock.seconds)
@@ -158,8 +158,7 @@ class MoELayer:
             out = arrays.empty(like, (tokens, self.hidden_size), BFLOAT16)
         k = self.top_k + self.shared_slot
         with run.stage("route"):
-            ids, weights = self.gate.forward(x, tokens, run, shared_slot=self.shared_slot)
-            indices = self._create_indices(ids, tokens * k, run)
+            weights, indices = self._route(x, tokens, run)
         groups = Groups(
             starts=indices.expert_start_indices,
             offsets=indices.scales_offset,
@@ -179,14 +178,24 @@ class MoELayer:
         with run.stage("combine"):
             return ops.moe_finalize(down, restore, weights, shared=shared, out=out, **run.options)
 
-    def _create_indices(self, ids: Any, slots: int, run: Run) -> RoutingIndices:
-        experts = self.experts.num_experts
+    def _route(self, x: Any, tokens: int, run: Run) -> tuple[Any, RoutingIndices]:
+        """Routing weights, and where the routed rows go."""
+        experts, slots = self.experts.num_experts, tokens * (self.top_k + self.shared_slot)
         sizes = (slots, experts + 1, slots, experts, 2, experts)
-        buffers = (
-            run.array(name, (size,), np.int32 if name == "expert_ids" else np.uint32)
-            for name, size in zip(RoutingIndices._fields, sizes, strict=True)
+        indices = RoutingIndices(
+            *(
+                run.array(name, (size,), np.int32 if name == "expert_ids" else np.uint32)
+                for name, size in zip(RoutingIndices._fields, sizes, strict=True)
+            )
         )
-        return ops.moe_create_indices(ids, experts, out=RoutingIndices(*buffers), **run.options)
+        shared_slot = self.shared_slot
+        if experts == self.num_experts + shared_slot:
+            _, weights = self.gate.forward_with_indices(
+                x, tokens, run, indices, shared_slot=shared_slot
+            )
+            return weights, indices
+        ids, weights = self.gate.forward(x, tokens, run, shared_slot=shared_slot)
+        return weights, ops.moe_create_indices(ids, experts, out=indices, **run.options)
 
     def _compute_shared(self, x: Any, tokens: int, run: Run) -> Any:
         if self.shared_experts is None:

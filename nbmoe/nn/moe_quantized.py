@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 from nbmoe.activation import GatedActivation, take_activation
 from nbmoe.backend import resolve
@@ -36,6 +37,7 @@ class MoEQuantized(MoELayer):
         fused_shared_expert: bool | None = None,
         apply_router_weight_first: bool | None = None,
         interleaved_gate_up: bool = False,
+        prepared: bool | None = None,
         backend: str | None = None,
     ) -> None:
         """Prepares a layer.
@@ -50,6 +52,9 @@ class MoEQuantized(MoELayer):
                 for what the weights say.
             interleaved_gate_up: Whether gate and up rows alternate in the weights, their scales and
                 biases, those of shared experts included: gate 0, up 0, gate 1, ...
+            prepared: Whether weights and tokens are prepared for the kernels of compute capability
+                9.0 (`nbmoe.prepared`), which changes no byte but with FP8; None for where these
+                run on a GPU and it changes none.
             backend: "gpu", "emulate", "cudasim" or "reference"; None for `NBMOE_BACKEND`, or else
                 a GPU if one is usable and emulation if not.
 
@@ -58,8 +63,8 @@ class MoEQuantized(MoELayer):
                 another format, or a shared expert that is to be fused is unlike the routed ones.
             ArgTypeError: An argument is of another type.
             ShapeError: `interleaved_gate_up` with FP8 blocks and D % 128 != 0.
-            DeviceError, UnsupportedError: The backend cannot run here, or formats of weights and
-                activations do not go together.
+            DeviceError, UnsupportedError: The backend cannot run here, formats of weights and
+                activations do not go together, or `prepared` asks for what no kernel reads.
             ScaleError: A product of scales leaves float32's normal range.
         """
         api = type(self).__name__
@@ -79,12 +84,11 @@ class MoEQuantized(MoELayer):
         routed = weights
         if shared is not None and fused_shared_expert:
             routed = prepend(weights, shared, api)  # type: ignore[assignment]
-        experts = build_experts(
-            api, routed, chosen, config=quant_config, interleaved=interleaved_gate_up
-        )
+        how: dict[str, Any] = {"interleaved": interleaved_gate_up, "prepared": prepared}
+        experts = build_experts(api, routed, chosen, config=quant_config, **how)
         apart = None
         if shared is not None and not fused_shared_expert:
-            apart = build_experts(api, shared, chosen, interleaved=interleaved_gate_up)
+            apart = build_experts(api, shared, chosen, **how)
         if apply_router_weight_first is None:
             apply_router_weight_first = weights.apply_router_weight_first
         super().__init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,6 +13,8 @@ import numpy.typing as npt
 from nbmoe.checkpoints.stack import ExpertStack
 from nbmoe.layouts import interleave_scales, sigma_permute
 from nbmoe.nn.nvfp4_scales import Nvfp4Scales
+from nbmoe.nn.preparation import Prepare
+from nbmoe.prepared import PreparedWeights
 
 F32Array = npt.NDArray[np.float32]
 U8Array = npt.NDArray[np.uint8]
@@ -26,25 +29,27 @@ class PreparedExperts:
     codes are those of an unpacked format, and scale columns those of NVFP4.
 
     Attributes:
-        gate_up: u8 [E, 2D, H], codes; with `permute` gate and up rows side by side.
-        gate_up_scales: u8 [E, ceil(2D/128), ceil(H/64), 32, 4, 4], rows permuted alike.
+        gate_up: u8 [E, 2D, H], codes; with `permute` gate and up rows side by side. Or the same as
+            PreparedWeights.
+        gate_up_scales: u8 [E, ceil(2D/128), ceil(H/64), 32, 4, 4], rows permuted alike; None beside
+            PreparedWeights.
         gate_up_expert_scales: f32 [E], weight scale x input scale of the first matmul; None for MX.
         gate_up_inverse_input_scales: f32 [E], 1 / input scale of the first matmul; None for MX.
         gate_up_bias: bf16 [E, 2D], permuted alike, or None.
-        down: u8 [E, H, D], codes.
-        down_scales: u8 [E, ceil(H/128), ceil(D/64), 32, 4, 4].
+        down: u8 [E, H, D], codes, or PreparedWeights.
+        down_scales: u8 [E, ceil(H/128), ceil(D/64), 32, 4, 4], or None.
         down_expert_scales: f32 [E], as for the first matmul.
         down_inverse_input_scales: f32 [E], as for the first matmul.
         down_bias: bf16 [E, H] or None.
     """
 
-    gate_up: U8Array
-    gate_up_scales: U8Array
+    gate_up: U8Array | PreparedWeights
+    gate_up_scales: U8Array | None
     gate_up_expert_scales: F32Array | None
     gate_up_inverse_input_scales: F32Array | None
     gate_up_bias: npt.NDArray[Any] | None
-    down: U8Array
-    down_scales: U8Array
+    down: U8Array | PreparedWeights
+    down_scales: U8Array | None
     down_expert_scales: F32Array | None
     down_inverse_input_scales: F32Array | None
     down_bias: npt.NDArray[Any] | None
@@ -85,6 +90,21 @@ def prepare_experts(stack: ExpertStack, *, permute: bool = True) -> PreparedExpe
         down_bias=stack.down_bias,
         **_factors(stack),
     )
+
+
+def prepare_weights(placed: PreparedExperts, prepare: Prepare, fmt: str) -> PreparedExperts:
+    """The same with weights as sm_90 matmuls read them.
+
+    Args:
+        placed: Operands on a backend.
+        prepare: Prepares weights there.
+        fmt: Format of the weights.
+    """
+    for leg in ("gate_up", "down"):
+        codes, scales = getattr(placed, leg), getattr(placed, f"{leg}_scales")
+        made: dict[str, Any] = {leg: prepare(codes, scales, fmt), f"{leg}_scales": None}
+        placed = dataclasses.replace(placed, **made)
+    return placed
 
 
 def _factors(stack: ExpertStack) -> dict[str, F32Array | None]:

@@ -17,8 +17,11 @@ from nbmoe.checkpoints.stack import ExpertStack
 from nbmoe.errors import ConfigError, message
 from nbmoe.layouts import ceil_div, interleave_scales
 from nbmoe.nn.experts import Put
+from nbmoe.nn.preparation import FP8_FORMATS, Prepare
 from nbmoe.nn.run import Groups, Run
 from nbmoe.ops.quantize_fp8_tensor import WORKSPACE_SIZE
+from nbmoe.prepared.fp8 import fp8_token_shape
+from nbmoe.prepared.tokens import token_shape
 from nbmoe.scale_specs import padded_rows
 from nbmoe.strategies import Fp8Strategy
 
@@ -35,10 +38,12 @@ class Product(Protocol):
     Attributes:
         quantizes: Whether rows are quantized first.
         inner_size: Columns of gate or up, padding included [elements].
+        prepared: Whether weights and rows are prepared (`nbmoe.prepared`).
     """
 
     quantizes: bool
     inner_size: int
+    prepared: bool
 
     def quantize(self, rows: Any, leg: Leg, groups: Groups, run: Run) -> tuple[Any, ...]:
         """Rows (M, K) bfloat16 as `multiply` takes them."""
@@ -54,19 +59,34 @@ class _Weights:
 
     quantizes = False
 
-    def __init__(self, stack: ExpertStack, put: Put) -> None:
+    def __init__(self, stack: ExpertStack, put: Put, prepare: Prepare | None = None) -> None:
         self.inner_size = stack.moe_dim
-        self._codes = {"gate_up": put(stack.gate_up), "down": put(stack.down)}
+        self._codes: dict[str, Any] = {"gate_up": put(stack.gate_up), "down": put(stack.down)}
         self._scales = {
             "gate_up": self._prepare_scales(stack.gate_up_scales, put),
             "down": self._prepare_scales(stack.down_scales, put),
         }
         biases = {"gate_up": stack.gate_up_bias, "down": stack.down_bias}
         self._biases = {leg: None if b is None else put(b) for leg, b in biases.items()}
+        self._columns = {leg: codes.shape[1] for leg, codes in self._codes.items()}
+        self.prepared = prepare is not None
+        if prepare is not None:
+            for leg in self._codes:
+                self._codes[leg] = prepare(self._codes[leg], self._scales[leg], stack.format)
+                if stack.format not in FP8_FORMATS:
+                    self._scales[leg] = None
 
     def quantize(self, rows: Any, leg: Leg, groups: Groups, run: Run) -> tuple[Any, ...]:
-        """The rows themselves."""
-        return (rows,)
+        """The rows themselves, prepared if the weights are."""
+        if not self.prepared:
+            return (rows,)
+        m, k = rows.shape
+        shape = token_shape(m, groups.ids.shape[0], k)
+        out = run.scratch(f"{_INPUTS[leg]}_tokens", shape, np.uint8)
+        tokens = ops.prepare_tokens(
+            rows, None, groups.starts, format="bf16", out=out, **run.options
+        )
+        return (tokens,)
 
     def _prepare_scales(self, scales: npt.NDArray[Any] | None, put: Put) -> Any:
         return None if scales is None else put(scales)
@@ -76,7 +96,7 @@ class _Weights:
         return {
             "bias": self._biases[leg],
             "estimated_total_m": rows,
-            "out": run.array(leg, (rows, self._codes[leg].shape[1]), BFLOAT16),
+            "out": run.array(leg, (rows, self._columns[leg]), BFLOAT16),
             "stream": run.stream,
         }
 
@@ -91,6 +111,7 @@ class Bf16Product(_Weights):
             self._codes[leg],
             groups.starts,
             groups.ids,
+            routed_before=True,
             backend=run.workspace.backend,
             **self._output(leg, groups.rows, run),
         )
@@ -107,6 +128,7 @@ class W4A16Product(_Weights):
             self._scales[leg],
             groups.starts,
             groups.ids,
+            routed_before=True,
             backend=run.workspace.backend,
             **self._output(leg, groups.rows, run),
         )
@@ -125,13 +147,20 @@ class Fp8Product(_Weights):
 
     quantizes = True
 
-    def __init__(self, stack: ExpertStack, put: Put, strategy: Fp8Strategy) -> None:
+    def __init__(
+        self,
+        stack: ExpertStack,
+        put: Put,
+        strategy: Fp8Strategy,
+        prepare: Prepare | None = None,
+    ) -> None:
         """Uploads a stack.
 
         Args:
             stack: FP8 weights with scales as the strategy's config says.
             put: Moves an array to the backend.
             strategy: What quantizes and multiplies.
+            prepare: Prepares weights, and so tokens; None to prepare neither.
 
         Raises:
             ConfigError: As of `pad_moe_dim`.
@@ -139,14 +168,39 @@ class Fp8Product(_Weights):
         self.strategy = strategy
         if strategy.granularity == "block":
             stack = pad_moe_dim(stack)
-        super().__init__(stack, put)
+        super().__init__(stack, put, prepare)
         scales = {"gate_up": stack.gate_up_input_scale, "down": stack.down_input_scale}
         self._input_scales = {
             leg: None if s is None else put(s.max(keepdims=True)) for leg, s in scales.items()
         }
 
     def quantize(self, rows: Any, leg: Leg, groups: Groups, run: Run) -> tuple[Any, ...]:
-        """Codes and scales as `Fp8Strategy.grouped_quantize` gives them."""
+        """Codes and scales as `Fp8Strategy.grouped_quantize` gives them, or prepared and None."""
+        if not self.prepared:
+            return self._quantize(rows, leg, groups, run)
+        strategy, name = self.strategy, _INPUTS[leg]
+        shape = fp8_token_shape(rows.shape[0], groups.ids.shape[0], rows.shape[1])
+        scales_shapes = {"block": shape[:2], "row": (1, shape[1]), "tensor": (1,)}
+        scales_shape = scales_shapes[strategy.granularity]
+        out = (
+            run.scratch(f"{name}_tokens", shape, np.uint8),
+            run.scratch(f"{name}_token_scales", scales_shape, np.float32),
+        )
+        if strategy.granularity == "block" and not run.keeps:
+            tokens = strategy.grouped_quantize(
+                rows,
+                strategy.group_size,
+                self._input_scales[leg],
+                *groups.slots,
+                layout="prepared",
+                out=out,
+                stream=run.stream,
+            )
+            return tokens, None
+        codes, scales = self._quantize(rows, leg, groups, run)
+        return ops.prepare_fp8_tokens(codes, scales, groups.starts, out=out, **run.options), None
+
+    def _quantize(self, rows: Any, leg: Leg, groups: Groups, run: Run) -> tuple[Any, Any]:
         strategy, name = self.strategy, _INPUTS[leg]
         m, k = rows.shape
         out: Any = run.array(f"{name}_codes", (m, k), _E4M3)

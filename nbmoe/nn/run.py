@@ -23,6 +23,7 @@ class Run:
         stream: The caller's stream.
         prefix: Goes before buffers' names, so that shared experts have their own.
         found: Every intermediate by name, prefix included.
+        keeps: Whether quantized rows are kept in their documented layouts, for a trace.
     """
 
     workspace: Workspace
@@ -30,6 +31,7 @@ class Run:
     stream: Any = None
     prefix: str = ""
     found: dict[str, Any] = field(default_factory=dict)
+    keeps: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -46,9 +48,13 @@ class Run:
         self.found[self.prefix + name] = array
         return array
 
+    def scratch(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        """The buffer of something that no trace shows."""
+        return self.workspace.array(self.prefix + name, shape, dtype)
+
     def untimed(self, prefix: str) -> Run:
         """The same call for a part of the layer that is one stage as a whole."""
-        return Run(self.workspace, StageClock(), self.stream, prefix, self.found)
+        return Run(self.workspace, StageClock(), self.stream, prefix, self.found, self.keeps)
 
 
 @dataclass(frozen=True)

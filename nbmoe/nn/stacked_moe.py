@@ -69,6 +69,7 @@ class StackedMoE(MoELayer):
         shared_experts: ExpertStack | None = None,
         apply_router_weight_first: bool = False,
         mxfp8_activations: bool = False,
+        prepared: bool | None = None,
         backend: str | None = None,
     ) -> None:
         """Prepares a layer.
@@ -88,6 +89,7 @@ class StackedMoE(MoELayer):
             shared_experts: Experts that every token goes to, as one expert, or None.
             apply_router_weight_first: Whether routing weights multiply inputs, not outputs.
             mxfp8_activations: Whether MXFP4 weights meet MXFP8 activations instead of bf16 ones.
+            prepared: As in `MoEQuantized`.
             backend: As in `MoEQuantized`.
 
         Raises:
@@ -131,13 +133,17 @@ class StackedMoE(MoELayer):
             source=_API,
         )
         _check_fit(stack, gate)
-        experts = build_experts(_API, stack, chosen, config=quant_config, interleaved=interleaved)
+        experts = build_experts(
+            _API, stack, chosen, config=quant_config, interleaved=interleaved, prepared=prepared
+        )
         super().__init__(
             chosen,
             gate,
             experts,
             shared_experts=(
-                None if shared_experts is None else build_experts(_API, shared_experts, chosen)
+                None
+                if shared_experts is None
+                else build_experts(_API, shared_experts, chosen, prepared=prepared)
             ),
             apply_router_weight_first=apply_router_weight_first,
             strategy=strategy_name(stack, experts),

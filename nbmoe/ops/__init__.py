@@ -23,6 +23,10 @@ from nbmoe.ops.matmul_fp8 import (
     grouped_rowwise_dynamic_scaled_fp8_matmul,
 )
 from nbmoe.ops.matmul_ragged import grouped_matmul_ragged, grouped_matmul_w4a16
+from nbmoe.ops.prepare_fp8 import prepare_fp8_tokens, prepare_fp8_weights
+from nbmoe.ops.prepare_tokens import prepare_tokens
+from nbmoe.ops.prepare_w4a8 import prepare_w4a8_weights
+from nbmoe.ops.prepare_weights import prepare_weights
 from nbmoe.ops.quantize import (
     grouped_quantize_dynamic_block_scaled,
     quantize_dynamic_block_scaled,
@@ -56,6 +60,11 @@ __all__ = [
     "moe_create_indices",
     "moe_finalize",
     "mxfp4_dequant",
+    "prepare_fp8_tokens",
+    "prepare_fp8_weights",
+    "prepare_tokens",
+    "prepare_w4a8_weights",
+    "prepare_weights",
     "quantize_dynamic_block_scaled",
     "quantize_dynamic_scaled_float8",
     "quantize_static_scaled_float8",

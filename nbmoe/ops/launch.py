@@ -25,10 +25,15 @@ def executor(chosen: Backend, call: Call) -> Executor:
 
     A launch raises CaptureError if its kernel is not loaded and its stream is being captured.
     """
-    operands = (call.inputs | call.outputs).values()
-    device = next((a.device for a in operands if a.device is not None), None)
-    run = backend.executor(chosen.name, device, waits=any(a.kind is Kind.JAX for a in operands))
-    return _CallExecutor(run, call) if chosen.on_gpu else run
+    if not chosen.on_gpu:
+        return backend.executor(chosen.name)
+    device, waits = None, False
+    for operands in (call.inputs, call.outputs):
+        for array in operands.values():
+            if device is None:
+                device = array.device
+            waits = waits or array.kind is Kind.JAX
+    return _CallExecutor(backend.executor(chosen.name, device, waits=waits), call)
 
 
 class _CallExecutor:
@@ -37,6 +42,12 @@ class _CallExecutor:
     def __init__(self, run: Executor, call: Call) -> None:
         self.run = run
         self.call = call
+
+    @property
+    def multiprocessors(self) -> int:
+        """Multiprocessors of the GPU, by which persistent kernels choose their grid."""
+        run: Any = self.run
+        return int(run.multiprocessors)
 
     def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None:
         try:

@@ -7,9 +7,11 @@ from typing import Any
 from nbmoe import reference
 from nbmoe.formats import BlockFormat
 from nbmoe.ops.launch import allocate, host_view, store
+from nbmoe.ops.prepared_product import multiply
 from nbmoe.ops.product import launch_product, reference_arguments
 from nbmoe.validate import BF16, Call
 from nbmoe.validate.product import check_product, take_product
+from nbmoe.validate.product_prepared import BLOCK_PAIRS, are_prepared, take_prepared
 
 
 def grouped_matmul_block_scaled(
@@ -27,6 +29,7 @@ def grouped_matmul_block_scaled(
     bias: Any = None,
     estimated_total_m: int | None = None,
     a_row_scales: Any = None,
+    routed_before: bool = False,
     out: Any = None,
     backend: str | None = None,
     stream: Any = None,
@@ -43,9 +46,13 @@ def grouped_matmul_block_scaled(
     from expert_start[-1] on are not written; they are 0 in a buffer that this function allocates on
     the host.
 
+    `hidden` and `weight` may both be prepared (`nbmoe.prepared`): the kernels of compute capability
+    9.0 are fastest with them. Then `a_scales`, `b_scales` and `a_scale_offsets` are None and there
+    are at most 1024 slots. The bytes of the result are the same.
+
     Args:
-        hidden: (M, K) codes: uint8, or float8_e4m3fn for MXFP8.
-        weight: (E, N, K) codes, N % 8 == 0.
+        hidden: (M, K) codes: uint8, or float8_e4m3fn for MXFP8; or PreparedTokens.
+        weight: (E, N, K) codes, N % 8 == 0; or PreparedWeights.
         a_scales: (tiles, ceil(K/(4 * block)), 32, 4, 4) scale tiles of `hidden`: uint8, or
             float8_e4m3fn for NVFP4 and float8_e8m0fnu for MX.
         b_scales: (E, ceil(N/128), ceil(K/(4 * block)), 32, 4, 4) scale tiles of `weight`.
@@ -60,6 +67,9 @@ def grouped_matmul_block_scaled(
         bias: (E, N) bfloat16, by expert id, added in float32 after all factors.
         estimated_total_m: Expected rows, to choose tile sizes by; never changes a byte.
         a_row_scales: (M,) bfloat16 factors of rows, for NVFP4.
+        routed_before: Whether `expert_start` and `expert_ids` were complete before the kernel in
+            front of this call on its stream began; then a matmul of prepared operands starts to
+            read weights while that kernel runs. Changes no byte.
         out: (M, N) bfloat16 to write.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
@@ -71,12 +81,37 @@ def grouped_matmul_block_scaled(
 
     Raises:
         ArgTypeError, RangeError: `estimated_total_m` is no int >= 0.
-        ConfigError: formats contradict operands or each other, or row scales came without NVFP4.
+        ArgTypeError: only one of `hidden` and `weight` is prepared.
+        ConfigError: formats contradict operands or each other, row scales came without NVFP4, or
+            scales beside prepared operands.
+        UnsupportedError: too many slots for prepared operands.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other.
         ScaleError: a scale is missing, NaN, negative or, as a factor, 0.
     """
     call = Call("grouped_matmul_block_scaled", validate)
+    routed_before = call.boolean("routed_before", routed_before)
+    if are_prepared(call, hidden, weight):
+        prepared = take_prepared(
+            call,
+            hidden,
+            weight,
+            expert_start,
+            expert_ids,
+            pairs=BLOCK_PAIRS,
+            unused={
+                "a_scales": a_scales,
+                "b_scales": b_scales,
+                "a_scale_offsets": a_scale_offsets,
+            },
+            expert_scales=expert_scales,
+            a_row_scales=a_row_scales,
+            bias=bias,
+            format=format,
+            weight_format=weight_format,
+            estimated_total_m=estimated_total_m,
+        )
+        return multiply(call, prepared, out, backend, stream, routed_before)
     p = take_product(
         call,
         hidden,

@@ -8,6 +8,7 @@ from nbmoe import reference
 from nbmoe.arrays import Array
 from nbmoe.formats import MXFP4
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
+from nbmoe.ops.prepared_product import multiply
 from nbmoe.ops.product import optional_view
 from nbmoe.validate import BF16, Call
 from nbmoe.validate.elements import codes_of
@@ -19,6 +20,7 @@ from nbmoe.validate.product import (
     take_weight_scales,
     take_weight_sizes,
 )
+from nbmoe.validate.product_prepared import are_prepared, take_prepared
 from nbmoe.validate.scales import check_weight_scales
 
 
@@ -30,6 +32,7 @@ def grouped_matmul_ragged(
     *,
     bias: Any = None,
     estimated_total_m: int | None = None,
+    routed_before: bool = False,
     out: Any = None,
     backend: str | None = None,
     stream: Any = None,
@@ -39,16 +42,19 @@ def grouped_matmul_ragged(
 
     The accumulation is Hopper's, in the order of `nbmoe.layouts.K_STEPS`. Rows from
     expert_start[-1] on are not written; they are 0 in a buffer that this function allocates on the
-    host.
+    host. Both operands may be prepared, see `grouped_matmul_block_scaled`.
 
     Args:
-        hidden: (M, K) bfloat16, K % 8 == 0.
-        weight: (E, N, K) bfloat16, N % 8 == 0.
+        hidden: (M, K) bfloat16, K % 8 == 0; or PreparedTokens.
+        weight: (E, N, K) bfloat16, N % 8 == 0; or PreparedWeights.
         expert_start: (S + 1,) uint32 prefix sums: slot s owns rows expert_start[s] up to
             expert_start[s + 1] [rows].
         expert_ids: (S,) int32 expert of each slot; the rows of -1 are 0.
         bias: (E, N) bfloat16, by expert id, added in float32.
         estimated_total_m: Expected rows, to choose tile sizes by; never changes a byte.
+        routed_before: Whether `expert_start` and `expert_ids` were complete before the kernel in
+            front of this call on its stream began; then a matmul of prepared operands starts to
+            read weights while that kernel runs. Changes no byte.
         out: (M, N) bfloat16 to write.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
@@ -59,10 +65,27 @@ def grouped_matmul_ragged(
 
     Raises:
         ArgTypeError, RangeError: `estimated_total_m` is no int >= 0.
+        ArgTypeError: only one of `hidden` and `weight` is prepared.
+        ConfigError: prepared operands are of other formats.
+        UnsupportedError: too many slots for prepared operands.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other.
     """
     call = Call("grouped_matmul_ragged", validate)
+    routed_before = call.boolean("routed_before", routed_before)
+    if are_prepared(call, hidden, weight):
+        prepared = take_prepared(
+            call,
+            hidden,
+            weight,
+            expert_start,
+            expert_ids,
+            pairs=(("bf16", "bf16"),),
+            unused={},
+            bias=bias,
+            estimated_total_m=estimated_total_m,
+        )
+        return multiply(call, prepared, out, backend, stream, routed_before)
     a = call.array("hidden", hidden, BF16, "(M, K)")
     b = call.array("weight", weight, BF16, "(E, N, K)")
     call.multiple("hidden", "K", a.shape[1], 8, "pad K with zeros")
@@ -80,6 +103,7 @@ def grouped_matmul_w4a16(
     *,
     bias: Any = None,
     estimated_total_m: int | None = None,
+    routed_before: bool = False,
     out: Any = None,
     backend: str | None = None,
     stream: Any = None,
@@ -87,17 +111,22 @@ def grouped_matmul_w4a16(
 ) -> Any:
     """Multiplies bfloat16 rows by MXFP4 weights, which become bfloat16 on their way.
 
-    Equals `mxfp4_dequant` of the weight, then `grouped_matmul_ragged`, byte for byte.
+    Equals `mxfp4_dequant` of the weight, then `grouped_matmul_ragged`, byte for byte. Both operands
+    may be prepared, see `grouped_matmul_block_scaled`.
 
     Args:
-        hidden: (M, K) bfloat16, K % 32 == 0.
-        weight: (E, N, K/2) uint8 packed codes, N % 8 == 0.
-        b_scales: (E, ceil(N/128), ceil(K/128), 32, 4, 4) float8_e8m0fnu or uint8 scale tiles.
+        hidden: (M, K) bfloat16, K % 32 == 0; or PreparedTokens of bfloat16.
+        weight: (E, N, K/2) uint8 packed codes, N % 8 == 0; or PreparedWeights of MXFP4.
+        b_scales: (E, ceil(N/128), ceil(K/128), 32, 4, 4) float8_e8m0fnu or uint8 scale tiles; None
+            beside prepared operands.
         expert_start: (S + 1,) uint32 prefix sums: slot s owns rows expert_start[s] up to
             expert_start[s + 1] [rows].
         expert_ids: (S,) int32 expert of each slot; the rows of -1 are 0.
         bias: (E, N) bfloat16, by expert id, added in float32.
         estimated_total_m: Expected rows, to choose tile sizes by; never changes a byte.
+        routed_before: Whether `expert_start` and `expert_ids` were complete before the kernel in
+            front of this call on its stream began; then a matmul of prepared operands starts to
+            read weights while that kernel runs. Changes no byte.
         out: (M, N) bfloat16 to write.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
@@ -108,11 +137,28 @@ def grouped_matmul_w4a16(
 
     Raises:
         ArgTypeError, RangeError: `estimated_total_m` is no int >= 0.
+        ArgTypeError: only one of `hidden` and `weight` is prepared.
+        ConfigError: prepared operands are of other formats.
+        UnsupportedError: too many slots for prepared operands.
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other.
         ScaleError: the weight scales are missing or NaN.
     """
     call = Call("grouped_matmul_w4a16", validate)
+    routed_before = call.boolean("routed_before", routed_before)
+    if are_prepared(call, hidden, weight):
+        prepared = take_prepared(
+            call,
+            hidden,
+            weight,
+            expert_start,
+            expert_ids,
+            pairs=(("bf16", "mxfp4"),),
+            unused={"b_scales": b_scales},
+            bias=bias,
+            estimated_total_m=estimated_total_m,
+        )
+        return multiply(call, prepared, out, backend, stream, routed_before)
     a = call.array("hidden", hidden, BF16, "(M, K)")
     b = call.array("weight", weight, codes_of(MXFP4), "(E, N, K/2)")
     b_sf = take_weight_scales(call, "b_scales", b_scales, MXFP4)

@@ -9,9 +9,16 @@ from nbmoe.errors import ScaleError, ShapeError
 from nbmoe.formats import NVFP4
 from nbmoe.layouts import activation_tiles
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
-from nbmoe.ops.quantized import GROUPED_TILES, result_shapes, results, store_used, take_buffers
+from nbmoe.ops.quantized import (
+    GROUPED_TILES,
+    check_blocks,
+    result_shapes,
+    results,
+    store_used,
+    take_buffers,
+)
 from nbmoe.validate import BF16, I32, ROW_SCALES, U32, Call
-from nbmoe.validate.call import MAX_BLOCKS_Y, MAX_DIMENSION
+from nbmoe.validate.call import MAX_DIMENSION
 from nbmoe.validate.routing import (
     check_expert_ids,
     check_indices,
@@ -82,12 +89,12 @@ def grouped_quantize_nvfp4_row_scaled(
     if ids is not None:
         call.shape("expert_ids", (slots,), f"(S,) = ({slots},), S from scales_offsets")
     call.multiple("input", "K", k, NVFP4.block, "pad K with zeros")
-    call.at_most("input", "K", k, NVFP4.tile_columns * MAX_BLOCKS_Y)
 
     rows = x.shape[0] if gather is None else gather.shape[0]
     shapes = result_shapes(NVFP4, rows, k, activation_tiles(rows, slots))
     names = ("codes", "scales", "row_scales")
     tiles = take_buffers(call, NVFP4, out, names, shapes, GROUPED_TILES, longer=True)
+    check_blocks(call, "input", "K", k, tiles)
     if out is not None:
         call.output("out[2]", out[2], ROW_SCALES, "(rows,)", (rows,))
     chosen = call.place(backend, stream)
@@ -141,6 +148,7 @@ def grouped_quantize_nvfp4_row_scaled(
         run,
         *flat(chosen, codes, scales, *operands),
         num_active=slots,
+        num_rows=rows,
         num_cols=k,
         num_tiles=tiles,
         indices_divisor=divisor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -31,7 +32,7 @@ def describe(api: str, arg: str, x: Any, interface: dict[str, Any]) -> Array:
     pointer, read_only = interface["data"]
     array = Array(
         x,
-        Kind.CUPY if type(x).__module__.partition(".")[0] == "cupy" else Kind.CUDA,
+        _kind(type(x).__module__),
         dtype_name(dtype),
         extent(shape, dtype.itemsize, None if strides is None else tuple(strides)),
         pointer or 0,
@@ -41,6 +42,11 @@ def describe(api: str, arg: str, x: Any, interface: dict[str, Any]) -> Array:
     )
     _check(api, arg, array, interface)
     return array
+
+
+@functools.cache
+def _kind(module: str) -> Kind:
+    return Kind.CUPY if module.partition(".")[0] == "cupy" else Kind.CUDA
 
 
 def _check(api: str, arg: str, array: Array, interface: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ NO_ROW = 2**32 - 1
 NAN_BITS = np.array(0x7FC0, np.uint16).view(ml_dtypes.bfloat16)
 
 WITHOUT_TOKENS = {"moe_create_indices", "quantize_tensor_dynamic_scaled_float8"} | {
-    f"block_scales_interleave:{fmt}" for fmt in ("nvfp4", "mxfp4")
+    entry for entry in VALID if op_name(entry) in ("block_scales_interleave", "prepare_weights")
 }
 """Entries with something to compute even where there is no token."""
 SIZES = {

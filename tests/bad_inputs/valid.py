@@ -7,12 +7,24 @@ from typing import Any
 import numpy as np
 
 from nbmoe import ops
-from tests.bad_inputs import valid_fp8, valid_matmul, valid_quantize, valid_routing
+from tests.bad_inputs import (
+    valid_fp8,
+    valid_matmul,
+    valid_prepared,
+    valid_quantize,
+    valid_routing,
+)
 from tests.bad_inputs.sizes import NORMAL, POISON, Arguments, Sizes
 
 __all__ = ["LAUNCHES", "POISON", "VALID", "Arguments", "function", "op_name", "valid"]
 
-_CALLS = valid_routing.CALLS | valid_quantize.CALLS | valid_matmul.CALLS | valid_fp8.CALLS
+_CALLS = (
+    valid_routing.CALLS
+    | valid_quantize.CALLS
+    | valid_matmul.CALLS
+    | valid_fp8.CALLS
+    | valid_prepared.CALLS
+)
 
 LAUNCHES = {"grouped_quantize_nvfp4_row_scaled": 2, "quantize_tensor_dynamic_scaled_float8": 2}
 """Kernels that a call launches, where they are not one."""

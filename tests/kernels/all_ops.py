@@ -9,6 +9,8 @@ import nbmoe_kernels.catalog  # noqa: F401  declares the ops of the shipped kern
 from nbmoe_kernels.device import (
     atomics,
     bulk,
+    column_store,
+    grid_dependency,  # noqa: F401
     matrix,
     mbarrier,  # noqa: F401
     memory,
@@ -18,6 +20,8 @@ from nbmoe_kernels.device import (
     tma,
     warp,
     wgmma,
+    wgmma_block,
+    wgmma_fp8_block,
 )
 from nbmoe_kernels.device.op import TABLE, Op
 
@@ -73,6 +77,18 @@ def declare_instances() -> None:
     sync.set_max_registers(232, increase=True)
     for n in (8, 64, 256):
         tile.store_accumulators_bf16(n)
+        column_store.store_tokens_bf16(n)
+        wgmma_fp8_block.wgmma_fp8_block(n)
+        wgmma_fp8_block.wgmma_fp8_block_of_registers(n)
+        wgmma_fp8_block.hand_over(n)
+        wgmma_block.settle(n // 2)
+        tile.store_pairs_bf16(n)
+    for n, dtype in ((8, "f16"), (16, "bf16")):
+        wgmma_block.wgmma_block(n, dtype, 0)
+        wgmma_block.wgmma_block(n, dtype, 1024)
+    for displacement in (0, 64):
+        memory.load_shared_words(displacement)
+        memory.load_shared_half(displacement)
     for box_rows in (8, 64):
         tma.tma_load(box_rows)
         tma.tma_store(box_rows)

@@ -22,7 +22,7 @@ START = 64
 """Bytes of an array before the place that an op's pointer names."""
 MATRIX_ROWS, MATRIX_BYTES = 20, 160
 _SCALARS = {"nbytes": 48, "count": 2, "parity": 0, "column": 64, "row": -3, "scale_d": 1}
-_SCALARS |= {"rows": 9, "columns": 24, "pitch": 16}
+_SCALARS |= {"rows": 9, "columns": 24, "tokens": 11, "pitch": 16}
 # Bit patterns of numbers in [1, 2): every bit of theirs counts in a product.
 _ONES = {"f16": (np.uint16, 0x3C00, 10), "bf16": (np.uint16, 0x3F80, 7), "e4m3": (np.uint8, 56, 3)}
 
@@ -70,7 +70,7 @@ def _scalar(op: Op, p: Param, fill: int) -> Any:
         return NUMPY_TYPES[p.dtype](value)
     lanes = np.arange(int(op.scope)) + 257 * value
     if op.group == "wgmma":
-        dtype, ones, _ = _ONES[op.name.split("_")[2]]
+        dtype, ones, _ = _ONES[_operand_type(op)]
         lanes = np.full((int(op.scope), 4 // dtype().itemsize), ones, dtype).view(np.uint32)[:, 0]
     return lanes.astype(NUMPY_TYPES[p.dtype])
 
@@ -84,10 +84,10 @@ def _array(op: Op, p: Param, fill: int, matrix: np.ndarray) -> np.ndarray:
         )
         return np.concatenate([np.zeros(START, np.uint8), encoded])
     if op.group == "wgmma":
-        dtype, ones, bits = _ONES[op.name.split("_")[2]]
+        dtype, ones, bits = _ONES[_operand_type(op)]
         rows = 8 * -(-_operand_rows(op, p) // 8)
         rng = np.random.default_rng(fill)
-        random = rng.integers(0, 1 << bits, (START + 128 * rows + 256) // dtype().itemsize)
+        random = rng.integers(0, 1 << bits, (START + 128 * rows + 256 + 1024) // dtype().itemsize)
         return (random + ones).astype(dtype).view(np.uint8)
     if p.dtype == "u64" and p.name == "bar":
         word = advance(np.uint64(7 | 7 << 20), 1, 4096)
@@ -96,6 +96,11 @@ def _array(op: Op, p: Param, fill: int, matrix: np.ndarray) -> np.ndarray:
         fill ^= 0xFF  # unlike what is copied there
     size = START + 1024 + (128 * int(op.name.split("_")[2]) if op.name.startswith("tma_") else 0)
     return np.full(size // np.dtype(NUMPY_TYPES[p.dtype]).itemsize, fill, NUMPY_TYPES[p.dtype])
+
+
+def _operand_type(op: Op) -> str:
+    """Of the products' operands."""
+    return next(part for part in op.name.split("_") if part in _ONES)
 
 
 def _operand_rows(op: Op, p: Param) -> int:

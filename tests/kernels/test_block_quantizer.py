@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from nbmoe import codecs
 from nbmoe.formats import FORMATS, SCALE_RULES
 from nbmoe_kernels.block_quantizer import make_block_quantizer
+from nbmoe_kernels.quantize_rows import quotient, reciprocal_of
 
 MX = ("mxfp4", "mxfp8")
 
@@ -66,3 +67,15 @@ def test_unknown_names() -> None:
     for args in (("mxfp6",), ("mxfp8", "ceil")):
         with pytest.raises(ValueError, match="there is no"):
             make_block_quantizer(*args)
+
+
+def test_quotient_of_every_divisor() -> None:
+    """Of 32 bits by a reciprocal: around multiples of the divisor and at the ends."""
+    divisors = [*range(1, 40), 2**16 - 1, 2**16, 2**31 - 1]
+    for divisor in divisors:
+        most = (2**32 - 1) // divisor
+        multiples = divisor * np.unique([0, 1, 2, most // 3, most // 2, most - 1, most])
+        values = np.unique(np.concatenate([multiples, multiples - 1, multiples + 1, [2**32 - 1]]))
+        for n in values[(values >= 0) & (values < 2**32)].astype(np.uint32):
+            got = quotient(n, np.uint32(divisor), np.uint32(reciprocal_of(divisor)))
+            assert got == int(n) // divisor

@@ -10,6 +10,7 @@ from nbmoe_kernels.device import atomics, memory, sync, warp, wgmma
 from nbmoe_kernels.device.effects import (
     Access,
     Fence,
+    GridWait,
     MbarArrive,
     NamedBarrier,
     ProxyFence,
@@ -208,7 +209,7 @@ def test_assembler_refuses_a_wrong_instruction(restored_table, tmp_path):
         assemble(call_kernel([TABLE["nonsense"]]), (9, 0), tmp_path)
 
 
-ORDERING = Fence | ProxyFence | NamedBarrier
+ORDERING = Fence | ProxyFence | NamedBarrier | GridWait
 
 
 @pytest.mark.parametrize("name", OPS)

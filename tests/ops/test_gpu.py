@@ -14,6 +14,7 @@ from nbmoe.operand import plain_dtype
 from nbmoe.reference import RoutingIndices
 from nbmoe_kernels.launcher import GpuExecutor
 from tests.bad_inputs.valid import VALID, function
+from tests.conftest import is_prepared
 from tests.ops.compare import assert_same
 
 pytestmark = [
@@ -24,6 +25,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
+    value = value.data if is_prepared(value) else value
     return value if isinstance(value, tuple) else (value,)
 
 

@@ -368,4 +368,6 @@ def test_refused(row: str) -> None:
 
 def test_operations_are_public() -> None:
     names = [name for name in ops.__all__ if "float8" in name or "fp8" in name]
+    # Layouts are no matter of the specification.
+    names = [name for name in names if not name.startswith("prepare_")]
     assert len(names) == 6 and all(hasattr(reference, name) for name in names)

@@ -23,6 +23,7 @@ from nbmoe.errors import (
     UnsupportedError,
 )
 from nbmoe.formats import MXFP4, NVFP4
+from nbmoe.prepared import PreparedTokens
 from nbmoe.strategies import NvMxf4f8Strategy, QuantStrategy
 from nbmoe.strategies.expert_inputs import ExpertInputs
 from nbmoe_kernels.reciprocal import launch_reciprocal
@@ -187,6 +188,34 @@ def test_quantizes_like_the_operations(name: str) -> None:
         assert_same(layer.quantized(scales_are_inverted=True), expected)
     plain = ops.quantize_dynamic_block_scaled(layer.x, **types, backend="reference")
     assert_same(s.quantize(layer.x, fmt.block), plain)
+
+
+@every_strategy
+def test_prepared_operands_change_no_byte(name: str) -> None:
+    """Quantize, gate/up, activation and quantize, down: prepared throughout."""
+    layer = Layer(make(name))
+    s, slots = layer.strategy, layer.slots()
+    weights = [
+        s.prepare_weights(*pair)
+        for pair in ((layer.gate_up, layer.scales[0]), (layer.down, layer.scales[1]))
+    ]
+    assert weights[0].format == s.weight_format.name
+    inner = {"input_scales": layer.inputs, "interleaved": True}
+    packed = layer.expert_inputs()
+    expected = s.grouped_matmul(layer.gate_up, layer.scales[0], layer.factors, packed)
+    codes = s.fused_silu_quantize(expected, expert_inputs=packed, **inner)
+    down = s.grouped_matmul(
+        layer.down, layer.scales[1], layer.factors, ExpertInputs(*codes, *slots, None)
+    )
+
+    tokens = layer.quantized(layout="prepared")
+    assert isinstance(tokens, PreparedTokens) and tokens.format == s.format.name
+    inputs = ExpertInputs(tokens, None, *slots, None)
+    got = s.grouped_matmul(weights[0], None, layer.factors, inputs)
+    assert_same(got, expected)
+    tokens = s.fused_silu_quantize(got, expert_inputs=inputs, layout="prepared", **inner)
+    inputs = ExpertInputs(tokens, None, *slots, None)
+    assert_same(s.grouped_matmul(weights[1], None, layer.factors, inputs), down)
 
 
 @every_strategy

@@ -1,12 +1,14 @@
 """P1, P3, P5, P6, P8: the FP8 matmuls by their definition, near float64, free of their batch."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from nbmoe import layouts, reference
 from nbmoe.reference.matmul_fp8 import block_products, decode_fp8, row_products
-from nbmoe.reference.tensor_core import F16, fused_dot
+from nbmoe.reference.tensor_core import E4M3, F16, fused_dot
 from tests.fp8_operands import E4M3_VALUES, exact_result, make_problem
 
 BF16 = ml_dtypes.bfloat16
@@ -73,6 +75,58 @@ def slow_element(problem, m, n, rowwise):
         scale = np.float32(scales[0]) * np.float32(scales[1])
         acc = fused_fma(dot(blocks[2 * block : 2 * block + 2]), scale, acc)
     return acc
+
+
+def slow_e4m3_element(problem, m, n, rowwise):
+    """One output by the definition of "e4m3": fused dots over 32 neighbours, from 0 each 128."""
+    expert = next(e for rows, e in problem.slots() if rows.start <= m < rows.stop)
+    k = problem.hidden.shape[1]
+    codes = np.zeros((2, -(-k // 128) * 128), np.uint8)
+    codes[0, :k], codes[1, :k] = problem.hidden[m], problem.weight[expert, n]
+    acc = np.float32(0)
+    for begin in range(0, codes.shape[1], 128):
+        bits = 0
+        for step in range(begin, begin + 128, 32):
+            bits = fused_dot(*codes[:, step : step + 32].tolist(), bits, E4M3)
+        sums = np.uint32(bits).view(np.float32)
+        if rowwise:
+            acc = acc + sums
+        else:
+            block = begin // 128
+            scales = problem.a_scales[block, m], problem.b_scales[expert, n // 128, block]
+            acc = fused_fma(sums, np.float32(scales[0]) * np.float32(scales[1]), acc)
+    if rowwise:
+        return acc * problem.a_scales[m, 0] * problem.b_scales[expert, n, 0]
+    return acc
+
+
+@either
+def test_elements_follow_the_definition_of_e4m3(rowwise):
+    problem = make_problem([5, 0, 2], 136, 328, rowwise=rowwise, odd_scales=True)
+    out = run(problem, rowwise, numerics="e4m3")
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        m, column = int(rng.integers(7)), int(rng.integers(136))
+        assert out[m, column] == slow_e4m3_element(problem, m, column, rowwise).astype(BF16)
+
+
+@either
+def test_e4m3_is_near_float64(rowwise):
+    """A step cuts 33 addends 2**-13 below the largest and the sum to 14 bits."""
+    problem = make_problem([40], 136, 1024, rowwise=rowwise)
+    out = run(problem, rowwise, numerics="e4m3").astype(float)
+    exact, _ = exact_result(problem)
+    magnitude, _ = exact_result(magnitudes(problem))
+    bound = magnitude * (4 * 33 * 2.0**-13 + 2.0**-13) + np.abs(exact) * 2.0**-8
+    assert (np.abs(out - exact) <= bound).all()
+    # And much nearer than that on average.
+    assert np.abs(out - exact).mean() < 2e-3 * magnitude.mean()
+
+
+def magnitudes(problem):
+    """The problem of absolute values."""
+    hidden, weight = problem.hidden & 0x7F, problem.weight & 0x7F
+    return replace(problem, hidden=hidden, weight=weight)
 
 
 @pytest.mark.parametrize(("counts", "n", "k"), SHAPES)

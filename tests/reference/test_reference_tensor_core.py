@@ -9,10 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbmoe.errors import DTypeError, ShapeError
-from nbmoe.reference.tensor_core import BFLOAT16, F16, fused_dot, matmul
+from nbmoe.reference.tensor_core import BFLOAT16, E4M3, F16, fused_dot, matmul
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensor_core"
-FORMATS = {"f16": (np.float16, F16), "bf16": (ml_dtypes.bfloat16, BFLOAT16)}
+FORMATS = {
+    "f16": (np.float16, F16),
+    "bf16": (ml_dtypes.bfloat16, BFLOAT16),
+    "e4m3": (ml_dtypes.float8_e4m3fn, E4M3),
+}
 EACH_FORMAT = pytest.mark.parametrize("fmt", FORMATS)
 
 
@@ -49,7 +53,7 @@ def test_fast_product_equals_the_card(name, fmt):
     np.testing.assert_array_equal(products(z["A"], z["B"], None, fmt), z["D_from_zero"])
 
 
-@pytest.mark.parametrize("name", ["targeted_f16", "targeted_bf16", "clamp_bf16"])
+@pytest.mark.parametrize("name", ["targeted_f16", "targeted_bf16", "clamp_bf16", "targeted_e4m3"])
 def test_both_models_equal_the_card_on_probes(name):
     z, fmt = np.load(GOLDEN / f"{name}.npz"), name.split("_")[1]
     np.testing.assert_array_equal(dots(z["a"], z["b"], z["c"], fmt), z["d"])
@@ -71,7 +75,13 @@ def test_fast_product_equals_cublas():
 
 
 def any_bits(rng, shape, fmt):
-    return rng.integers(0, 1 << 16, shape)
+    return rng.integers(0, 1 << FORMATS[fmt][1].bits, shape)
+
+
+def patterns(make, rng, fmt, count=1500):
+    """Operands of a step each, as `matmul` takes them."""
+    operand = FORMATS[fmt][1]
+    return make(rng, (count, operand.step), fmt).astype(f"u{operand.bits // 8}")
 
 
 def with_exponents(low, high):
@@ -79,12 +89,13 @@ def with_exponents(low, high):
 
     def make(rng, shape, fmt):
         operand = FORMATS[fmt][1]
-        top = (1 << (15 - operand.mantissa_bits)) - 1
+        sign = operand.bits - 1
+        top = (1 << (sign - operand.mantissa_bits)) - 1
         field = rng.integers(round(low * top), max(round(high * top), 1), shape)
         mantissa = rng.integers(0, 1 << operand.mantissa_bits, shape)
         zero = rng.random(shape) < 0.1
-        bits = rng.integers(0, 2, shape) << 15 | field << operand.mantissa_bits | mantissa
-        return np.where(zero, bits & 0x8000, bits)
+        bits = rng.integers(0, 2, shape) << sign | field << operand.mantissa_bits | mantissa
+        return np.where(zero, bits & 1 << sign, bits)
 
     return make
 
@@ -116,7 +127,7 @@ def accumulators(rng, count):
 )
 def test_fast_product_equals_the_definition(make, fmt):
     rng = np.random.default_rng(1)
-    a, b = (make(rng, (1500, 16), fmt).astype(np.uint16) for _ in range(2))
+    a, b = (patterns(make, rng, fmt) for _ in range(2))
     c = accumulators(rng, 1500)
     np.testing.assert_array_equal(dots(a, b, c, fmt), scalar_dots(a, b, c, fmt))
 
@@ -124,8 +135,8 @@ def test_fast_product_equals_the_definition(make, fmt):
 @EACH_FORMAT
 def test_fast_product_equals_the_definition_under_cancellation(fmt):
     rng = np.random.default_rng(2)
-    a, b = (with_exponents(0.4, 0.6)(rng, (1500, 16), fmt).astype(np.uint16) for _ in range(2))
-    a[:, 8:14], b[:, 8:14] = a[:, 0:6] ^ 0x8000, b[:, 0:6]
+    a, b = (patterns(with_exponents(0.4, 0.6), rng, fmt) for _ in range(2))
+    a[:, 8:14], b[:, 8:14] = a[:, 0:6] ^ (1 << FORMATS[fmt][1].bits - 1), b[:, 0:6]
     c = accumulators(rng, 1500)
     np.testing.assert_array_equal(dots(a, b, c, fmt), scalar_dots(a, b, c, fmt))
 
@@ -142,14 +153,15 @@ BITS32 = st.one_of(
 
 @EACH_FORMAT
 @given(
-    a=st.lists(BITS16, min_size=16, max_size=16),
-    b=st.lists(BITS16, min_size=16, max_size=16),
+    a=st.lists(BITS16, min_size=32, max_size=32),
+    b=st.lists(BITS16, min_size=32, max_size=32),
     c=BITS32,
 )
 @settings(deadline=None)
 def test_one_step_of_anything(fmt, a, b, c):
     dtype, operand = FORMATS[fmt]
-    x, y = (np.array([bits], np.uint16).view(dtype) for bits in (a, b))
+    a, b = ([x & (1 << operand.bits) - 1 for x in bits[: operand.step]] for bits in (a, b))
+    x, y = (np.array([bits], f"u{operand.bits // 8}").view(dtype) for bits in (a, b))
     got = matmul(x, y, np.array([[c]], np.uint32).view(np.float32))
     assert int(got.view(np.uint32)[0, 0]) == fused_dot(a, b, c, operand)
 

@@ -16,16 +16,20 @@ from tests.emulator.checked import (
     test_fp8_kernels,
     test_layer_kernels,
     test_matmul_kernels,
+    test_prepared_kernels,
     test_quantizer_kernels,
     test_shipped_kernels,
+    test_sm90_kernels,
 )
 
 _matmuls = {"matmul": test_matmul_kernels.SMALLEST, "other": test_matmul_kernels.OTHERS}
 _tables: dict[str, dict[str, Callable[[], Any]]] = {
     "fp8": test_fp8_kernels.CALLS,
     "layer": test_layer_kernels.CALLS,
+    "prepared": test_prepared_kernels.CALLS,
     "quantizer": test_quantizer_kernels.CALLS,
     "shipped": test_shipped_kernels.CALLS,
+    "sm90": test_sm90_kernels.CALLS,
     **{t: {n: partial(f, "emulate") for n, f in calls.items()} for t, calls in _matmuls.items()},
 }
 CALLS = {f"{table}.{name}": f for table, calls in _tables.items() for name, f in calls.items()}

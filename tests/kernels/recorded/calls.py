@@ -31,16 +31,19 @@ _SPECIAL = """
 # Operands that an op does not promise anything about.
 DOMAINS = {
     "min_abs": lambda a, b: b >= 0,
+    "mul_abs_sat": lambda a, b: (b >= 0) & ~np.signbit(b),
     "permute_bytes": lambda a, b, selector: selector & 0x8888 == 0,
+    "reciprocal_usual": lambda x: (x == 0) | ((x >= 2.0**-100) & (x <= 2.0**100)),
 }
 
 
 def recordable_ops() -> dict[str, Op]:
-    """Ops of a thread or a warp that touch no memory and have a result."""
+    """Ops of a thread or a warp with an instruction and a result, that touch no memory."""
     return {
         name: op
         for name, op in all_ops().items()
         if op.scope is not Scope.WARPGROUP
+        and op.ptx.strip("{ }")
         and not any(p.is_pointer for p in op.params)
         and (op.result or any(p.kind == "tile" for p in op.params))
     }
