@@ -170,8 +170,9 @@ def rows_per_busy_slot(num_active: int, estimated_total_m: int | None) -> int:
 
 
 _FUSED_ROWS = 32
-"""Fused on an H200, Qwen3-30B, us, against a matmul and an activation: 14.6 and 13.5 + 6.9 at 1 row a
-busy slot, 47.5 and 45.2 + 7.3 at 2, 73.7 and 69.7 + 10.5 at 8, but 359.6 and 282.0 + 58.3 at 256."""
+"""Fused on an H200, Qwen3-30B, us, against a matmul and an activation: 14.6 and 13.5 + 6.9 at one
+row a busy slot, 47.5 and 45.2 + 7.3 at 2, 73.7 and 69.7 + 10.5 at 8, 359.6 and 282.0 + 58.3 at 256.
+"""
 
 
 def fusing_pays(num_active: int, total_rows: int) -> bool:
