@@ -273,13 +273,15 @@ def is_result_of_reads(op):
 def assert_reads(op):
     """Perturb every byte: the ones that the effects name matter, the others do not."""
     named = named_bytes(example(op, 5), write=False)
+    # A map holds the matrix's address, which is another one in each example.
+    compared = [n for n in named if n != "tensor_map"]
 
     def run(perturbed=None, byte=0):
         made = example(op, 5)
         if perturbed is not None:
             made.bytes_of(perturbed)[byte] ^= 0xFF
         outcome = made.run()
-        others = [made.bytes_of(n).tobytes() for n in named if n != perturbed]
+        others = [made.bytes_of(n).tobytes() for n in compared if n != perturbed]
         return repr(outcome), others
 
     plain, plain_others = run()
@@ -289,7 +291,7 @@ def assert_reads(op):
             continue
         matter = set()
         size = example(op, 5).bytes_of(n).size
-        others = [o for o, other in zip(plain_others, named, strict=True) if other != n]
+        others = [o for o, other in zip(plain_others, compared, strict=True) if other != n]
         for byte in range(size):
             outcome = run(n, byte)
             if outcome != (plain, others):
