@@ -9,6 +9,8 @@ import pytest
 from nbmoe import ops
 from nbmoe.arrays import Kind, describe, is_simulator_array, to_backend, to_numpy
 from nbmoe.backend import simulator_enabled
+from nbmoe.prepared import PreparedWeights
+from nbmoe.prepared.tokens import PreparedTokens
 from tests.bad_inputs.sizes import TINY
 from tests.bad_inputs.valid import VALID, function, op_name, valid
 
@@ -27,6 +29,9 @@ def on_simulator(value: Any) -> Any:
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
+    """The arrays of a result."""
+    if isinstance(value, PreparedWeights | PreparedTokens):
+        return (value.data,)
     return value if isinstance(value, tuple) else (value,)
 
 
