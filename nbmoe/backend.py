@@ -269,8 +269,7 @@ class WaitingExecutor:
     @property
     def multiprocessors(self) -> int:
         """Multiprocessors of the GPU."""
-        executor: Any = self.executor
-        return int(executor.multiprocessors)
+        return self.executor.multiprocessors
 
     def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None:
         """Launches `kernel` as the executor does; returns when the stream has finished."""
@@ -279,7 +278,13 @@ class WaitingExecutor:
 
 
 class EmulateExecutor:
-    """Runs kernels on the host with `emulate`."""
+    """Runs kernels on the host with `emulate`.
+
+    Attributes:
+        multiprocessors: So few that persistent blocks take several tiles.
+    """
+
+    multiprocessors = 2
 
     def __init__(self, engine: Engine) -> None:
         """Takes the name of an engine of `emulate.launch`."""

@@ -64,6 +64,11 @@ class Kernel:
 class Executor(Protocol):
     """Runs kernels somewhere."""
 
+    @property
+    def multiprocessors(self) -> int:
+        """By which persistent kernels choose their grid."""
+        ...
+
     def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None: ...
 
 

@@ -12,8 +12,8 @@ scales    f32 by expert id, bf16 by row; bias bf16 (E, N)
 Weights are wgmma's M operand, decoded into registers; tokens are its N operand, so that a tile of
 few tokens wastes little. Blocks are persistent and take tiles by `matmul_sm90_schedule`.
 
-Roles, pipeline and synchronisation are those of `matmul_sm90_body`; a thread stores its own sums,
-or leaves them in shared memory until the next tile is under way (`matmul_sm90_epilogue`).
+Roles, pipeline and synchronisation are those of `matmul_sm90_body`; each thread stores its own sums
+(`matmul_sm90_epilogue`).
 """
 
 import functools
@@ -22,7 +22,7 @@ from typing import Any
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.matmul_sm90_body import BODY_PARAMS, make_body
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
-from nbmoe_kernels.matmul_sm90_epilogue import make_keep_tile, make_store_kept, make_store_tile
+from nbmoe_kernels.matmul_sm90_epilogue import make_store_tile
 from nbmoe_kernels.prepared_tokens import token_rows
 from nbmoe_kernels.prepared_weights import k64_count, n64_count
 
@@ -30,10 +30,7 @@ from nbmoe_kernels.prepared_weights import k64_count, n64_count
 @functools.cache
 def make_matmul_grouped_sm90(config: HopperMatmulConfig) -> Kernel:
     """The kernel for a pair of operands and a tile shape."""
-    if config.stores_later:
-        body = make_body(config, make_keep_tile, make_store_kept)
-    else:
-        body = make_body(config, make_store_tile)
+    body = make_body(config, make_store_tile)
 
     @kernel(
         f"global u32* out, global u16* a_row_scales, global u16* bias, {BODY_PARAMS}, "
@@ -79,7 +76,7 @@ def grid_of(executor: Executor, config: HopperMatmulConfig, rows: int, slots: in
         return 0
     segments = rows // config.max_width + max(1, min(slots, rows))
     tiles = segments * -(-n // config.block_rows)
-    return min(tiles, config.blocks_per_sm * getattr(executor, "multiprocessors", 2))
+    return min(tiles, config.blocks_per_sm * executor.multiprocessors)
 
 
 def launch_matmul_grouped_sm90(

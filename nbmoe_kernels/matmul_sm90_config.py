@@ -39,8 +39,9 @@ class HopperMatmulConfig:
         blocks_per_sm: persistent blocks of an SM.
         registers: of a producer's and of a consumer's thread, by reallocation; None: as compiled.
         max_slots: slots that the table holds, a multiple of 32.
-        stores_later: whether spare warps of the producer's warpgroup store a tile's results while
-            the next tile is multiplied; needs ``registers``, and shared memory for the results.
+        stores_later: whether spare warps of the producer's warpgroup finish a tile while the next
+            one is multiplied, for the fused matmul; needs ``registers``, and shared memory for the
+            results.
     """
 
     a_format: str

@@ -14,12 +14,10 @@ from numba import cuda
 
 from nbmoe_kernels.device.convert import bf16x2_of_f32, f32_of_bf16
 from nbmoe_kernels.device.math import add_rn, mul_rn
-from nbmoe_kernels.device.memory import load_shared_v4, store_v4
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.device.tile import store_pairs_bf16
 from nbmoe_kernels.matmul_epilogue import MINUS_ZERO, row_scale_of
 from nbmoe_kernels.matmul_sm90_config import RESULT_BYTES, HopperMatmulConfig
-from nbmoe_kernels.matmul_sm90_finisher import FINISHERS
 
 _LARGEST_FOLDED = np.float32(2.0**99)
 """Factors up to here times 2^28 are finite, so that one product rounds as two would."""
@@ -148,29 +146,42 @@ def make_store_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any
     return store_tile
 
 
-def make_keep_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
-    """The epilogue that leaves rounded sums in shared memory, `make_store_kept` stores them.
+def make_kept_place(config: HopperMatmulConfig) -> Callable[..., Any]:
+    """``kept_place(m_tile) -> column, first, at``: of a thread whose sums wait in shared memory.
 
-    A token of a warpgroup has 32 words, weight rows in order, and 4 words of padding: the lanes of
-    a store then meet 32 banks. Same ``args`` as `make_store_tile`.
+    ``column`` is its first weight row, ``first`` its first token, ``at`` that token's word for its
+    two rows. A token of a warpgroup has 32 words, weight rows in order, and 4 words of padding: the
+    lanes of a store then meet 32 banks. The next token's word is RESULT_BYTES behind.
     """
     block_rows, results_at = config.block_rows, config.results_at // 4
     group_words, pitch = config.max_width * RESULT_BYTES // 4, RESULT_BYTES // 4
-    plain_factor = _make_plain_factor(config)
+
+    @device_function
+    def kept_place(m_tile):
+        group = np.uint32(np.uint32(cuda.threadIdx.x) >> np.uint32(7))
+        column = np.uint32(np.uint32(m_tile * np.uint32(block_rows)) + thread_row())
+        first = _first_token()
+        group_at = np.uint32(np.uint32(results_at) + np.uint32(group * np.uint32(group_words)))
+        row_word = np.uint32(np.uint32(thread_row() & np.uint32(63)) >> np.uint32(1))
+        at = np.uint32(np.uint32(group_at + row_word) + np.uint32(first * np.uint32(pitch)))
+        return column, first, at
+
+    return kept_place
+
+
+def make_keep_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
+    """The epilogue that leaves rounded sums in shared memory, for others to take.
+
+    Same ``args`` as `make_store_tile`.
+    """
+    pitch = RESULT_BYTES // 4
+    kept_place, plain_factor = make_kept_place(config), _make_plain_factor(config)
     scaled_tile = _make_scaled_tile(config, width, _put_shared)
 
     @device_function
     def keep_tile(acc, smem, expert, expert_scale, row, rows, m_tile, n, args):
         words = cuda.shared.array(0, np.uint32, alignment=1024)
-        thread = np.uint32(cuda.threadIdx.x)
-        column = np.uint32(np.uint32(m_tile * np.uint32(block_rows)) + thread_row())
-        first = _first_token()
-        group_at = np.uint32(
-            np.uint32(results_at)
-            + np.uint32(np.uint32(thread >> np.uint32(7)) * np.uint32(group_words))
-        )
-        row_word = np.uint32(np.uint32(thread_row() & np.uint32(63)) >> np.uint32(1))
-        at = np.uint32(np.uint32(group_at + row_word) + np.uint32(first * np.uint32(pitch)))
+        column, first, at = kept_place(m_tile)
         factor = plain_factor(expert_scale, args)
         if factor == factor:
             for j in unroll(range(width // 8)):
@@ -186,38 +197,3 @@ def make_keep_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any]
             )  # fmt: skip
 
     return keep_tile
-
-
-def make_store_kept(config: HopperMatmulConfig) -> Callable[..., Any]:
-    """What the finishers do with `make_keep_tile`: 8 threads store a token's 128 bytes."""
-    block_rows, results_at = config.block_rows, config.results_at // 4
-    group_words, pitch = config.max_width * RESULT_BYTES // 4, RESULT_BYTES // 4
-    tokens_at_once = FINISHERS // 8
-
-    @device_function
-    def store_kept(smem, group, finisher, expert, row, rows, m_tile, n, args):
-        words = cuda.shared.array(0, np.uint32, alignment=1024)
-        out = args[0]
-        token = np.uint32(finisher >> np.uint32(3))
-        chunk = np.uint32(finisher & np.uint32(7))
-        column = np.uint32(
-            np.uint32(np.uint32(m_tile * np.uint32(block_rows)) + np.uint32(group << np.uint32(6)))
-            + np.uint32(chunk << np.uint32(3))
-        )
-        if column < n:
-            at = np.uint32(
-                np.uint32(np.uint32(results_at) + np.uint32(group * np.uint32(group_words)))
-                + np.uint32(np.uint32(token * np.uint32(pitch)) + np.uint32(chunk << np.uint32(2)))
-            )
-            row_words = np.uint64(np.uint32(n >> np.uint32(1)))
-            place = np.uint64(np.uint32(row + token)) * row_words + np.uint64(
-                np.uint32(column >> np.uint32(1))
-            )
-            while token < rows:
-                w0, w1, w2, w3 = load_shared_v4(words, at)
-                store_v4(out, place, w0, w1, w2, w3)
-                token = np.uint32(token + np.uint32(tokens_at_once))
-                at = np.uint32(at + np.uint32(tokens_at_once * pitch))
-                place = place + np.uint64(tokens_at_once) * row_words
-
-    return store_kept

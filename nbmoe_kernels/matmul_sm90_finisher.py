@@ -1,5 +1,5 @@
-"""The finishers of the Hopper matmuls: three warps beside the producer that take a tile's results
-from shared memory and store them, while the consumers multiply the next tile.
+"""The finishers of the fused Hopper matmul: three warps beside the producer that take a tile's sums
+from shared memory and finish them, while the consumers multiply the next tile.
 
 Only where registers are handed over, and the producer's warpgroup has warps to spare.
 """

@@ -27,8 +27,8 @@ from nbmoe_kernels.matmul_sm90_config import RESULT_BYTES, HopperMatmulConfig
 from nbmoe_kernels.matmul_sm90_epilogue import (
     load_bias_pair,
     make_keep_tile,
+    make_kept_place,
     make_scaled,
-    thread_row,
 )
 from nbmoe_kernels.matmul_sm90_finisher import FINISHERS
 from nbmoe_kernels.matmul_sm90_swiglu_activation import make_activate
@@ -112,8 +112,7 @@ def _make_keep_activated(
     config: HopperMatmulConfig, width: int, fusion: Fusion
 ) -> Callable[..., Any]:
     """As `make_keep_tile`, for values that are activated before they are kept, in f32."""
-    block_rows, results_at = config.block_rows, config.results_at // 4
-    group_words = config.max_width * _PITCH
+    kept_place = make_kept_place(config)
     gated, scaled = make_gated_activation(fusion.activation), make_scaled(config)
 
     @device_function
@@ -121,15 +120,7 @@ def _make_keep_activated(
         words = cuda.shared.array(0, np.uint32, alignment=1024)
         out, a_row_scales, bias, has_row_scales, has_bias = args
         alpha, limit = out[7], out[8]
-        thread = np.uint32(cuda.threadIdx.x)
-        column = np.uint32(np.uint32(m_tile * np.uint32(block_rows)) + thread_row())
-        first = np.uint32(np.uint32(thread & np.uint32(3)) << _ONE)
-        group_at = np.uint32(
-            np.uint32(results_at)
-            + np.uint32(np.uint32(thread >> np.uint32(7)) * np.uint32(group_words))
-        )
-        row_word = np.uint32(np.uint32(thread_row() & np.uint32(63)) >> _ONE)
-        at = np.uint32(np.uint32(group_at + row_word) + np.uint32(first * np.uint32(_PITCH)))
+        column, first, at = kept_place(m_tile)
         if expert < np.int32(0):
             has_row_scales = _ZERO
         bias0, bias1 = load_bias_pair(bias, has_bias, expert, column, n)

@@ -45,9 +45,8 @@ class _CallExecutor:
 
     @property
     def multiprocessors(self) -> int:
-        """Multiprocessors of the GPU, by which persistent kernels choose their grid."""
-        run: Any = self.run
-        return int(run.multiprocessors)
+        """Those of the GPU."""
+        return self.run.multiprocessors
 
     def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None:
         try:

@@ -74,6 +74,8 @@ class FakeDeviceArray:
 class Recorder:
     """An executor that runs nothing."""
 
+    multiprocessors = 1
+
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
 

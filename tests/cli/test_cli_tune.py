@@ -135,6 +135,14 @@ def test_help_imports_no_compiler():
 def test_the_stopwatch_launches_the_config_on_operands_that_it_keeps(monkeypatch):
     launches, graphs = [], []
 
+    class Recorder:
+        """An executor that only notes what it is to launch."""
+
+        multiprocessors = 3
+
+        def __call__(self, kernel, grid, args, stream):
+            launches.append((kernel, args, stream))
+
     class Timer:
         def capture(self, call):
             call("a stream")
@@ -157,7 +165,7 @@ def test_the_stopwatch_launches_the_config_on_operands_that_it_keeps(monkeypatch
     monkeypatch.setattr(tune, "random_operands", operands)
     stopwatch = object.__new__(tune.Stopwatch)
     stopwatch.timer, stopwatch._held = Timer(), (None, {})
-    stopwatch._run = lambda kernel, grid, args, stream: launches.append((kernel, args, stream))
+    stopwatch._run = Recorder()
     problems = [TuningProblem("nvfp4", "nvfp4", 64, 64, 2, rows) for rows in (3, 300)]
     for problem in problems:
         for config in problem.candidates()[:2]:

@@ -40,16 +40,16 @@ POISON = 0xAAAA
 
 
 def direct(a: str, b: str) -> HopperMatmulConfig:
-    """Consumers store their sums; what operations choose for few rows and short K."""
+    """What operations choose for few rows and short K."""
     return hopper_matmul_config(a, b, 8, 64, 1, 0)
 
 
-def handed_over(a: str, b: str) -> HopperMatmulConfig:
-    """Finishers store a tile's results while the next is multiplied; one ring of two stages."""
-    return HopperMatmulConfig(a, b, (16,), 2, 2, 2, 1, (40, 232), stores_later=True)
+def reallocated(a: str, b: str) -> HopperMatmulConfig:
+    """Registers are reallocated, as for many rows; one ring of two stages."""
+    return HopperMatmulConfig(a, b, (16,), 2, 2, 2, 1, (40, 232))
 
 
-CONFIGS = {"direct": direct, "handed over": handed_over}
+CONFIGS = {"direct": direct, "reallocated": reallocated}
 
 
 @dataclass(frozen=True)
@@ -166,17 +166,15 @@ if SIMULATED:
 
 
 @pytest.mark.parametrize(("n", "k"), TAILS)
-@pytest.mark.parametrize("epilogue", CONFIGS)
-def test_nvfp4_with_every_factor_and_tail(
-    hopper_kernels: Any, epilogue: str, n: int, k: int
-) -> None:
+@pytest.mark.parametrize("config", CONFIGS)
+def test_nvfp4_with_every_factor_and_tail(hopper_kernels: Any, config: str, n: int, k: int) -> None:
     """More tiles than blocks, so that stages, results and registers are used again and again."""
     slots, pair = FEW if SIMULATED else MIXED, ("nvfp4", "nvfp4")
     p = make_problem(n, slots, n, k, pair, row_scales=True, bias=True)
-    check(hopper_kernels, CONFIGS[epilogue](*pair), p)
+    check(hopper_kernels, CONFIGS[config](*pair), p)
     # Without any factor a shorter epilogue multiplies once.
     plain = replace(p, row_scales=None, bias=None)
-    check(hopper_kernels, CONFIGS[epilogue](*pair), plain)
+    check(hopper_kernels, CONFIGS[config](*pair), plain)
 
 
 @pytest.mark.parametrize("pair", HOPPER_PAIRS[1:], ids="x".join)
@@ -189,11 +187,11 @@ def test_other_pairs(hopper_kernels: Any, pair: tuple[str, str]) -> None:
     check(hopper_kernels, direct(*pair), p)
 
 
-@pytest.mark.parametrize("epilogue", CONFIGS)
-def test_without_slots_all_rows_are_of_expert_0(hopper_kernels: Any, epilogue: str) -> None:
+@pytest.mark.parametrize("config", CONFIGS)
+def test_without_slots_all_rows_are_of_expert_0(hopper_kernels: Any, config: str) -> None:
     pair = ("nvfp4", "nvfp4")
     p = make_problem(4, Slots((13,), (0,), 1, 0), 24, 80, pair, row_scales=True, bias=True)
-    got = run(hopper_kernels, CONFIGS[epilogue](*pair), p, has_slots=False)
+    got = run(hopper_kernels, CONFIGS[config](*pair), p, has_slots=False)
     np.testing.assert_array_equal(got, expected(p))
 
 

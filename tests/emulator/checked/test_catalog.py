@@ -40,11 +40,14 @@ def unchecked(calls: Iterable[Callable[[], Any]]) -> set[str]:
     """Names of the catalog's kernels that none of the calls launches; runs no kernel."""
     launched: set[str] = set()
 
-    def record(kernel: Any, grid: Any, args: Any, stream: Any) -> None:
-        launched.add(kernel.name)
+    class Recorder:
+        multiprocessors = 1
+
+        def __call__(self, kernel: Any, grid: Any, args: Any, stream: Any) -> None:
+            launched.add(kernel.name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "executor", lambda *_, **__: record)
+        patch.setattr(backend, "executor", lambda *_, **__: Recorder())
         for call in calls:
             call()
     return {kernel.name for kernel in catalog()} - launched

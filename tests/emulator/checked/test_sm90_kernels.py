@@ -32,7 +32,6 @@ N, K = 72, 352
 """A warpgroup's rows and a part; more of K than a stage holds, and not a multiple of 64."""
 EMULATED: Any = SimpleNamespace(name="emulate")
 OAI = GatedActivation("swigluoai", 1.702, 7.0)
-LATER = HopperMatmulConfig("nvfp4", "nvfp4", (8,), 1, 2, 2, 1, (40, 232), stores_later=True)
 SCHEDULES = ("fifo", "random:1", "pct:3:1")
 
 
@@ -85,10 +84,9 @@ def fp8(config: Any, scaling: str, scale_type: str, compare: bool = False) -> No
 
 
 def runs() -> dict[str, Callable[..., None]]:
-    """All of the catalog's, and the epilogue that none of those has."""
+    """All of the catalog's."""
     return {
         **{f"plain_{config.name}": partial(plain, config) for config in plain_configs()},
-        "plain_stores_later": partial(plain, LATER),
         **{f"fused_{v[0].name}": partial(fused, *v) for v in fused_variants()},
         **{f"fp8_{v[0].name}": partial(fp8, *v) for v in fp8_variants()},
     }
