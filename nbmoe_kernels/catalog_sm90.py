@@ -15,7 +15,7 @@ from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
 from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig, fused_matmul_config
 
 _N, _K, _SLOTS = 1536, 2048, 128
-_FEW, _MANY = 128, 32768
+_FEW, _SOME, _MANY = 128, 1024, 32768
 """Rows of all slots."""
 
 
@@ -32,6 +32,7 @@ def plain_configs() -> tuple[HopperMatmulConfig, ...]:
     """Of `make_matmul_grouped_sm90`."""
     return (
         hopper_matmul_config("nvfp4", "nvfp4", _N, _K, _SLOTS, _FEW),
+        hopper_matmul_config("nvfp4", "nvfp4", _N, _K, _SLOTS, _SOME),
         hopper_matmul_config("nvfp4", "nvfp4", _N, _K, _SLOTS, _MANY),
         hopper_matmul_config("mxfp8", "mxfp8", _N, _K, _SLOTS, _FEW),
         hopper_matmul_config("bf16", "bf16", _N, _K, _SLOTS, _FEW),

@@ -37,6 +37,7 @@ class Shape:
     stages: int
     blocks_per_sm: int
     registers: tuple[int, int] | None
+    warp_products: bool = False
 
     def config(self, a_format: str, b_format: str, max_slots: int) -> HopperMatmulConfig:
         """The config of this shape for a pair of formats."""

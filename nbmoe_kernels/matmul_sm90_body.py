@@ -49,7 +49,8 @@ def make_body(
     consumers, block_rows = config.consumers, config.block_rows
     init_barriers, init_tiles = make_init_barriers(config), make_init_tiles(config)
     build_table = make_build_table(config.max_width, config.max_slots, config.table_at // 4)
-    clear_tokens = make_clear_tokens(config)
+    # Warps that multiply by themselves read only rows that were copied.
+    clear_tokens, clears = make_clear_tokens(config), not config.warp_products
     produce, consume = make_produce(config), make_consume(config, make_epilogue)
     hands_over, has_finishers = config.registers is not None, make_take is not None
     assert has_finishers == config.stores_later, "the epilogue and the config fit together"
@@ -76,7 +77,7 @@ def make_body(
             init_barriers(bars)
             init_tiles(bars)
             fence_mbarrier_init()
-        elif thread >= np.uint32(FIRST_THREAD):
+        elif clears and thread >= np.uint32(FIRST_THREAD):
             clear_tokens(bars)
         cuda.syncthreads()
         m_tiles = np.uint32(np.uint32(n + np.uint32(block_rows - 1)) // np.uint32(block_rows))

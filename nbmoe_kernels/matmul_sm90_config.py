@@ -42,6 +42,9 @@ class HopperMatmulConfig:
         stores_later: whether spare warps of the producer's warpgroup finish a tile while the next
             one is multiplied, for the fused matmul; needs ``registers``, and shared memory for the
             results.
+        warp_products: whether each warp multiplies its 16 weight rows by itself
+            (`matmul_sm90_multiply_few`), not a warpgroup its 64 by wgmma; needs an even
+            ``stage_blocks``.
     """
 
     a_format: str
@@ -54,6 +57,7 @@ class HopperMatmulConfig:
     registers: tuple[int, int] | None
     max_slots: int = 256
     stores_later: bool = False
+    warp_products: bool = False
 
     @property
     def a(self) -> PreparedOperand:
@@ -145,4 +149,5 @@ class HopperMatmulConfig:
             f"{pair}_sm90_n{widths}_w{self.warpgroups}_k{self.stage_blocks}_s{self.stages}"
             f"_b{self.blocks_per_sm}_e{self.max_slots}{registers}"
             + ("_later" if self.stores_later else "")
+            + ("_mma" if self.warp_products else "")
         )

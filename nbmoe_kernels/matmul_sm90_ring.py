@@ -4,7 +4,8 @@ Synchronisation (mbarriers of a stage)
 
     full    1 arrival, by the producer, which also announces the stage's bytes;
             consumers wait before they read the stage
-    empty   4 arrivals a warpgroup, one a warp, once its products of the stage are complete;
+    empty   4 arrivals a warpgroup, one a warp, once its products of the stage are complete, or all
+            it needs of the stage is in registers;
             the producer waits before it copies into the stage again
 
 and, where spare warps store results, of a consumers' warpgroup

@@ -48,17 +48,20 @@ def make_build_table(max_width: int, max_slots: int, table_at: int) -> Callable[
         first = np.uint32(lane * np.uint32(share))
         start = cuda.local.array(bounds, np.uint32)
         expert = cuda.local.array(share, np.uint32)
-        for i in unroll(range(share + 1)):
-            slot = np.uint32(first + np.uint32(i))
-            # Past the last slot, or without slots, as many rows as there are: no rows of its own.
-            start[i] = num_rows if slot > np.uint32(0) else np.uint32(0)
-            if slot <= num_slots and num_slots > np.uint32(0):
+        # Past the last slot the last loads are repeated: without branches none waits for another.
+        if num_slots > np.uint32(0):
+            for i in unroll(range(bounds)):
+                slot = min(np.uint32(first + np.uint32(i)), num_slots)
                 start[i] = load_start(expert_start, np.uint64(slot))
-        for i in unroll(range(share)):
-            slot = np.uint32(first + np.uint32(i))
-            expert[i] = np.uint32(0)
-            if slot < num_slots:
+            for i in unroll(range(share)):
+                slot = min(np.uint32(first + np.uint32(i)), np.uint32(num_slots - np.uint32(1)))
                 expert[i] = np.uint32(load_id(expert_ids, np.uint64(slot)))
+        else:
+            for i in unroll(range(bounds)):
+                is_first = np.uint32(first + np.uint32(i)) == np.uint32(0)
+                start[i] = np.uint32(0) if is_first else num_rows
+            for i in unroll(range(share)):
+                expert[i] = np.uint32(0)
         total = np.uint32(0)
         for i in unroll(range(share)):
             slot = np.uint32(first + np.uint32(i))

@@ -11,12 +11,10 @@ import numpy as np
 from numba import cuda
 
 from nbmoe_kernels.device.memory import cp_async
-from nbmoe_kernels.device.mma import mma_m16n8k16_bf16, mma_m16n8k16_f16
+from nbmoe_kernels.device.mma import MMA_M16N8K16
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.matmul_config import BLOCK_N, MatmulConfig
 from nbmoe_kernels.matmul_operands import Operand
-
-_MMA = {"f16": mma_m16n8k16_f16, "bf16": mma_m16n8k16_bf16}
 
 
 def _make_copy_codes(operand: Operand, rows_in_block: int, config: MatmulConfig) -> Any:
@@ -178,7 +176,7 @@ def make_multiply_stage(config: MatmulConfig) -> Callable[..., Any]:
     warp_rows, warp_columns = 16 * row_tiles, 8 * column_tiles
     stage_blocks, a_words = config.stage_blocks, 16 * row_tiles
     assert config.a.tensor_core == config.b.tensor_core, config
-    mma = _MMA[config.a.tensor_core]
+    mma = MMA_M16N8K16[config.a.tensor_core]
     fetch_a = _make_fetch_row(config.a, config.block_m, 0, config.a_scales_at)
     fetch_b = _make_fetch_row(config.b, BLOCK_N, config.b_codes_at, config.b_scales_at)
 

@@ -74,6 +74,8 @@ class BlockChain(Chain):
             "format": fmt.name,
             "weight_format": weights.fmt.name,
             "estimated_total_m": self.problem.rows,
+            # The routing is done before what a matmul follows, as in a layer.
+            "routed_before": True,
         }
         if fmt.has_tensor_scale:
             self.keys["expert_scales"] = routed.ones

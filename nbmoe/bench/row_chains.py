@@ -97,7 +97,7 @@ class Bf16Chain(RowChain):
             rows = self.operand(int(leg == "prepare_inner"), MIXED)
             return step(ops.prepare_tokens, rows, None, self.routed.slots[0], format="bf16")
         i = int(leg == "down")
-        keys = {"estimated_total_m": self.problem.rows}
+        keys = {"estimated_total_m": self.problem.rows, "routed_before": True}
         if variant == MIXED:
             tokens = self.get("prepare_inner" if i else "prepare", MIXED).result
             operands, scales = (tokens, self.w.prepared[i]), None

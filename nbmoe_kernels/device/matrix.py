@@ -13,13 +13,14 @@ from nbmoe_kernels.device.op import Scope, device_op, op_factory
 _ROW_BYTES = 16
 
 
-def _row_access(make, name: str, count: int):
+def _row_access(make, name: str, count: int, displacement: int = 0):
     """The access of the lanes that name a row; with fewer than four matrices some do not."""
-    if count == 4:
+    if count == 4 and not displacement:
         return make(name, _ROW_BYTES, align=_ROW_BYTES)
 
     def offsets(operands):
-        rows = 4 * np.asarray(operands[f"{name}_index"])[: 8 * count].astype(np.int64)
+        named = np.asarray(operands[f"{name}_index"])[: 8 * count].astype(np.int64)
+        rows = 4 * (named + displacement)
         return (rows[:, None] + np.arange(_ROW_BYTES)).ravel()
 
     return make(name, footprint=offsets, align=_ROW_BYTES)
@@ -38,28 +39,31 @@ def _load_word(memory, rows, lane, matrix, transpose):
 
 
 @op_factory
-def load_matrices(count: int, *, transpose: bool = False):
+def load_matrices(count: int, *, transpose: bool = False, displacement: int = 0):
     """The op ``(src, src_index) -> words`` that loads 1, 2 or 4 matrices (`ldmatrix`).
 
     It returns one word, or a tuple of ``count``. ``src`` is an array of u32, rows start at
-    multiples of four words.
+    multiples of four words, and ``displacement`` words after those that the lanes name: what of an
+    address is part of the instruction costs no arithmetic.
     """
     suffix = ".trans" if transpose else ""
+    name = f"load_matrices_{count}{'_transposed' if transpose else ''}"
     declare = device_op(
         f"u32{'' if count == 1 else f'[{count}]'}(shared u32* src)",
         scope=Scope.WARP,
         ptx=f"ldmatrix.sync.aligned.m8n8.x{count}{suffix}.shared.b16 "
-        f"{'{<ret>}' if count == 1 else '<ret>'}, [<src>];",
-        effects=(_row_access(reads, "src", count),),
-        name=f"load_matrices_{count}{'_transposed' if transpose else ''}",
+        f"{'{<ret>}' if count == 1 else '<ret>'}, [<src>+{4 * displacement}];",
+        effects=(_row_access(reads, "src", count, displacement),),
+        name=f"{name}_{displacement}" if displacement else name,
     )
     if count == 1:
 
         @declare
         def load_one(src, src_index):
             words = np.empty(32, np.uint32)
+            rows = src_index + np.uint32(displacement)
             for lane in range(32):
-                words[lane] = _load_word(src, src_index, lane, 0, transpose)
+                words[lane] = _load_word(src, rows, lane, 0, transpose)
             return words
 
         return load_one
@@ -67,9 +71,10 @@ def load_matrices(count: int, *, transpose: bool = False):
     @declare
     def load(src, src_index):
         words = np.empty((32, count), np.uint32)
+        rows = src_index + np.uint32(displacement)
         for lane in range(32):
             for matrix in range(count):
-                words[lane, matrix] = _load_word(src, src_index, lane, matrix, transpose)
+                words[lane, matrix] = _load_word(src, rows, lane, matrix, transpose)
         return words
 
     return load

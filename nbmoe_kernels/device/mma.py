@@ -65,6 +65,10 @@ def mma_m16n8k16_bf16(acc, a0, a1, a2, a3, b0, b1):
     _store_transposed(tile, acc)
 
 
+MMA_M16N8K16 = {"f16": mma_m16n8k16_f16, "bf16": mma_m16n8k16_bf16}
+"""By the type of both operands."""
+
+
 @njit
 def _first_half(words):
     """Words 0 to 3 of each row: an operand of k8."""

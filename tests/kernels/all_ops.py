@@ -27,7 +27,9 @@ from nbmoe_kernels.device import (
 from nbmoe_kernels.device.op import TABLE, Op
 
 LOAD_DISPLACEMENTS, BLOCK_DISPLACEMENTS = (0, 64), (0, 1024)
-_DISPLACED = re.compile(r"(load_shared_words|load_shared_half|wgmma_block)_(?:\w+_)?(\d+)")
+_DISPLACED = re.compile(
+    r"(load_shared_words|load_shared_half|load_matrices_4|wgmma_block)_(?:\w+_)?(\d+)"
+)
 
 
 def declare_instances() -> None:
@@ -91,6 +93,7 @@ def declare_instances() -> None:
         for displacement in BLOCK_DISPLACEMENTS:
             wgmma_block.wgmma_block(n, dtype, displacement)
     for displacement in LOAD_DISPLACEMENTS:
+        matrix.load_matrices(4, displacement=displacement)
         memory.load_shared_words(displacement)
         memory.load_shared_half(displacement)
     for box_rows in (8, 64):

@@ -17,7 +17,7 @@ from nbmoe_kernels.kernel import Kernel
 HOPPER = (9, 0)
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_.]+)")
 _LOCAL = ("LDL", "STL")
-_PRODUCTS = ("HGMMA", "QGMMA")
+_PRODUCTS, _WARP_PRODUCTS = ("HGMMA", "QGMMA"), ("HMMA",)
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,22 @@ class MachineCode:
         """Of a thread at the kernel's start."""
         return sum(int(n) for n in re.findall(r"Used (\d+) registers", self.report))
 
-    def faults(self, *, reallocates: bool) -> list[str]:
-        """What a kernel of wgmma and bulk copies must not do without, or must not have.
+    def faults(self, *, reallocates: bool, by_warps: bool = False) -> list[str]:
+        """What a kernel of products and bulk copies must not do without, or must not have.
 
         Args:
             reallocates: whether its warpgroups hand over registers.
+            by_warps: whether its products are mma.sync, not wgmma.
         """
+        wanted, others = _PRODUCTS, _WARP_PRODUCTS
+        if by_warps:
+            wanted, others = others, wanted
         found = re.findall(r"\((C75\d\d)\)", self.report)
         found += [f"{name} found" for name in _LOCAL if self.opcodes[name]]
         found += [text for text in re.findall(r"[1-9]\d* bytes spill \w+", self.report)]
-        if not any(self.opcodes[name] for name in _PRODUCTS):
-            found.append("no HGMMA or QGMMA")
+        if not any(self.opcodes[name] for name in wanted):
+            found.append(f"no {' or '.join(wanted)}")
+        found += [f"{name} found" for name in others if self.opcodes[name]]
         if not self.opcodes["UBLKCP"]:
             found.append("no bulk copy (UBLKCP)")
         if bool(self.opcodes["USETMAXREG"]) != reallocates:

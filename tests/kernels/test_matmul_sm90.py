@@ -49,7 +49,20 @@ def reallocated(a: str, b: str) -> HopperMatmulConfig:
     return HopperMatmulConfig(a, b, (16,), 2, 2, 2, 1, (40, 232))
 
 
-CONFIGS = {"direct": direct, "reallocated": reallocated}
+def by_groups(a: str, b: str) -> HopperMatmulConfig:
+    """wgmma for few rows; stages that K does not fill."""
+    return HopperMatmulConfig(a, b, (8,), 1, 4, 3, 4, None, 128)
+
+
+def by_warps(a: str, b: str) -> HopperMatmulConfig:
+    """Warps multiply by themselves, also two eights of tokens, in two warpgroups."""
+    return HopperMatmulConfig(a, b, (8, 16), 2, 2, 3, 1, None, 128, warp_products=True)
+
+
+CONFIGS = {
+    **{"direct": direct, "by_groups": by_groups},
+    **{"reallocated": reallocated, "by_warps": by_warps},
+}
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,11 @@ SM_REGISTERS = 65536
 @pytest.mark.parametrize("kernel", hopper_catalog(), ids=lambda k: k.name)
 def test_kernel_has_the_instructions_it_is_made_of(kernel, tmp_path):
     code = machine_code(kernel, tmp_path)
-    # A name says how registers are handed over, and how many blocks share an SM.
+    # A name says how registers are handed over, how many blocks share an SM, and who multiplies.
     reallocates = re.search(r"_r\d+_\d+", kernel.name) is not None
     blocks = int(re.search(r"_b(\d+)_e\d+", kernel.name)[1])
-    assert code.faults(reallocates=reallocates) == []
+    by_warps = "_mma" in kernel.name
+    assert code.faults(reallocates=reallocates, by_warps=by_warps) == []
     # Registers are given to warps in eights a thread.
     each = -(-code.registers // 8) * 8
     assert blocks * kernel.threads * each <= SM_REGISTERS
@@ -94,6 +95,11 @@ def planted(fault, *, reallocates=False):
 def test_gate_finds(fault, found, tmp_path):
     faults = machine_code(planted(fault), tmp_path).faults(reallocates=False)
     assert set(found) <= set(faults) and bool(found) == bool(faults)
+
+
+def test_gate_finds_products_of_the_other_kind(tmp_path):
+    code = machine_code(planted("none"), tmp_path)
+    assert code.faults(reallocates=False, by_warps=True) == ["no HMMA", "HGMMA found"]
 
 
 def test_gate_finds_registers_that_are_not_handed_over(tmp_path):
