@@ -101,6 +101,18 @@ def hopper_kernels(kernels: Kernels) -> Kernels:
     return kernels
 
 
+@pytest.fixture
+def gpu_memory() -> Iterator[None]:
+    """Gives back at the end what numba would free later; for tests of many gigabytes.
+
+    They also share a group of xdist, so that only one runs at a time.
+    """
+    yield
+    from numba import cuda
+
+    cuda.current_context().deallocations.clear()
+
+
 def _zeroed(empty: Any) -> Any:
     def make(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         array = empty(like, shape, dtype)

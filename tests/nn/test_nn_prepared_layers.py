@@ -17,6 +17,7 @@ from nbmoe.nn import (
     random_tokens,
 )
 from nbmoe.nn.comparison import compare_with_float64
+from nbmoe.validate.product_prepared import reads_prepared
 from tests.nn.test_nn_formats import chained_config, same_bytes
 from tests.nn.test_nn_stacked_moe import build, small_layer
 from tests.nn.weights import FORMATS, random_layer, random_stack
@@ -185,6 +186,6 @@ def test_too_many_experts(monkeypatch: pytest.MonkeyPatch) -> None:
         choice(monkeypatch, True, hopper=True, **many)
 
 
-def test_none_does_not_prepare_on_the_host(fast_backend: str) -> None:
+def test_none_prepares_on_a_hopper_gpu_alone(fast_backend: str) -> None:
     layer = make(random_layer(14, "nvfp4", ""), fast_backend)
-    assert not layer.experts.prepared
+    assert bool(layer.experts.prepared) == (fast_backend == "gpu" and reads_prepared())
