@@ -15,6 +15,8 @@ from nbmoe.arrays import to_backend, to_numpy
 from nbmoe.reference import RoutingIndices
 from nbmoe.validate.product_prepared import reads_prepared
 
+# JAX would take three quarters of a GPU's memory for itself, in each process that has touched it.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Kernels compile in the first example, so deadlines would only measure the compiler.
 SLOW_FIRST = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile(
