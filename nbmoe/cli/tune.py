@@ -7,6 +7,7 @@ import datetime
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,21 +114,23 @@ def execute(args: argparse.Namespace) -> int:
 def tuning_problems(
     models: Sequence[str], tokens: Sequence[int], pairs: Sequence[str]
 ) -> tuple[TuningProblem, ...]:
-    """Both matmuls of the models, for each pair of formats and batch size, without repeats.
+    """Both matmuls of the models, for each pair of formats and batch size.
+
+    Of batches that choices do not tell apart the largest is measured.
 
     Raises:
         ConfigError: a model is unknown.
     """
     from nbmoe_kernels.tuning import TuningProblem
 
-    found = [
+    found = (
         TuningProblem(a_format, b_format, n, k, model.experts, count * model.top_k)
         for a_format, _, b_format in (pair.partition(":") for pair in pairs)
         for model in map(find_model, models)
         for n, k in model.matmuls
-        for count in tokens
-    ]
-    return tuple(dict.fromkeys(found))
+        for count in sorted(tokens)
+    )
+    return tuple({replace(p, total_rows=p.rows): p for p in found}.values())
 
 
 def show_progress(

@@ -19,6 +19,7 @@ from nbmoe.prepared.fp8 import (
 from nbmoe.prepared.tokens import panel_rows
 from nbmoe.prepared.weights import PreparedWeights
 from nbmoe.validate import U32, Call
+from nbmoe.validate.call import FLAT
 from nbmoe.validate.elements import F32, FP8, PREPARED
 from nbmoe.validate.product_fp8 import MULTIPLE_OF_K, SCALES
 from nbmoe.validate.routing import check_starts
@@ -59,7 +60,7 @@ def prepare_fp8_weights(
         raise ShapeError(call.message("weight", "(E, N, K) with E >= 1", f"shape {given.shape}"))
     shape = (fp8_weight_bytes(num_experts, n, k),)
     if out is not None:
-        call.output("out", out, PREPARED, "(bytes,)", shape)
+        call.output("out", out, PREPARED, FLAT, shape)
     chosen = call.place(backend, stream)
 
     output = call.outputs.get("out") or allocate(call, "out", shape, PREPARED)

@@ -12,6 +12,7 @@ from nbmoe.formats import MXFP4
 from nbmoe.ops.launch import allocate, executor, flat, host_view, store
 from nbmoe.prepared.w4a8 import PreparedW4A8Weights, pack_w4a8_weights, w4a8_weight_bytes
 from nbmoe.validate import Call
+from nbmoe.validate.call import FLAT
 from nbmoe.validate.elements import F32, PREPARED, codes_of
 from nbmoe.validate.product import check_weight_tiles, take_weight_scales
 
@@ -61,7 +62,7 @@ def prepare_w4a8_weights(
     shape = (w4a8_weight_bytes(num_experts, n, k),)
     buffers = call.out_tuple(out, ("data", "scales"))
     if buffers is not None:
-        call.output("out[0]", buffers[0], PREPARED, "(bytes,)", shape)
+        call.output("out[0]", buffers[0], PREPARED, FLAT, shape)
         call.output("out[1]", buffers[1], F32, "(E, N, 1)", (num_experts, n, 1))
     chosen = call.place(backend, stream)
 

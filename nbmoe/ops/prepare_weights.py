@@ -11,6 +11,7 @@ from nbmoe.ops.launch import allocate, executor, flat, host_view, store
 from nbmoe.ops.quantized import take_name
 from nbmoe.prepared.weights import PreparedWeights, pack_weights
 from nbmoe.validate import BF16, Call
+from nbmoe.validate.call import FLAT
 from nbmoe.validate.elements import BLOCK_CODES, PREPARED
 from nbmoe.validate.operand_format import operand_format
 from nbmoe.validate.product import check_weight_tiles, take_weight_scales
@@ -81,7 +82,7 @@ def prepare_weights(
         check_weight_tiles(call, "b_scales", num_experts, n, k, fmt)
     shape = (prepared_bytes(kind, num_experts, n, k),)
     if out is not None:
-        call.output("out", out, PREPARED, "(bytes,)", shape)
+        call.output("out", out, PREPARED, FLAT, shape)
     chosen = call.place(backend, stream)
     if fmt is not None and scales is not None and call.checks("metadata"):
         check_weight_scales(call, "b_scales", call.data(scales), n, k, fmt)

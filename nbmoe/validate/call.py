@@ -30,6 +30,8 @@ from nbmoe.validate.elements import BF16, Elements, dtype_hint
 LEVELS = ("shapes", "metadata", "full")
 MAX_DIMENSION = 2**31 - 1
 MAX_BYTES = 2**63 - 1
+FLAT = "(bytes,)"
+"""The shape of prepared weights: the axis counts bytes of memory, and no kernel indexes by it."""
 MAX_BLOCKS_Y = 65_535
 """Thread blocks of a grid along y."""
 
@@ -49,7 +51,7 @@ def _is_acceptable(dtype: str, extent: Extent, elements: Elements, symbols: str)
     return (
         dtype in elements.names
         and len(extent.shape) in _axes(symbols)
-        and max(extent.shape) <= MAX_DIMENSION
+        and (symbols == FLAT or max(extent.shape) <= MAX_DIMENSION)
         and extent.nbytes <= MAX_BYTES
         and extent.is_contiguous
     )
@@ -198,7 +200,7 @@ class Call:
             squeezable = len(x.shape) == max(axes) + 1 and 1 in x.shape
             hint = "drop the axis of length 1 with .squeeze()" if squeezable else ""
             raise ShapeError(self.message(arg, f"{shape} {elements}", f"shape {x.shape}", hint))
-        if max(x.shape) > MAX_DIMENSION:
+        if shape != FLAT and max(x.shape) > MAX_DIMENSION:
             rule = f"axes of at most {MAX_DIMENSION}"
             raise RangeError(self.message(arg, rule, f"shape {x.shape}"))
         if x.nbytes > MAX_BYTES:

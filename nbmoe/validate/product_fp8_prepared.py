@@ -12,7 +12,7 @@ from nbmoe.layouts import ceil_div
 from nbmoe.prepared.fp8 import PreparedFp8Tokens, fp8_token_shape, fp8_weight_bytes
 from nbmoe.prepared.w4a8 import PreparedW4A8Weights, w4a8_weight_bytes
 from nbmoe.prepared.weights import PreparedWeights
-from nbmoe.validate.call import Call
+from nbmoe.validate.call import FLAT, Call
 from nbmoe.validate.elements import F32, PREPARED
 from nbmoe.validate.grouped import Groups, check_groups, check_slot_count, take_groups
 from nbmoe.validate.product import take_bias, take_total_m
@@ -102,7 +102,7 @@ def take_fp8_prepared(
         hint = f"nbmoe.ops.{_MADE_BY['weight']} makes them"
         raise ConfigError(call.message("weight", f"weights of {FORMAT}", weight.format, hint))
     tokens = call.array("hidden", hidden.data, PREPARED, "(ceil(K/128), R, 128)")
-    weights = call.array("weight", weight.data, PREPARED, "(bytes,)")
+    weights = call.array("weight", weight.data, PREPARED, FLAT)
     a = call.array("hidden.scales", hidden.scales, F32, "(G, R) or (1,)", missing=ScaleError)
     groups = take_groups(call, "expert_start", expert_start, expert_ids)
     total_m = take_total_m(call, estimated_total_m, hidden.num_rows)

@@ -23,7 +23,7 @@ from nbmoe.formats import PAIRS, block_format
 from nbmoe.gpus import find_gpus
 from nbmoe.prepared.tokens import PreparedTokens, token_shape
 from nbmoe.prepared.weights import PreparedWeights
-from nbmoe.validate.call import Call
+from nbmoe.validate.call import FLAT, Call
 from nbmoe.validate.elements import F32, PREPARED, ROW_SCALES
 from nbmoe.validate.grouped import Groups, check_groups, check_slot_count, take_groups
 from nbmoe.validate.product import take_bias, take_total_m
@@ -128,7 +128,7 @@ def take_prepared(
             raise ConfigError(call.message(arg, rule, type(value).__name__))
     _check_formats(call, hidden, weight, tuple(pairs), format, weight_format)
     tokens = call.array("hidden", hidden.data, PREPARED, "(ceil(K/64), R, 128)")
-    weights = call.array("weight", weight.data, PREPARED, "(bytes,)")
+    weights = call.array("weight", weight.data, PREPARED, FLAT)
     groups = take_groups(call, "expert_start", expert_start, expert_ids)
     factors: Array | None = None
     if hidden.format == "nvfp4" or expert_scales is not None:

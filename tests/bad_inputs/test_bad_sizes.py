@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from nbmoe import backend, layouts, ops
-from nbmoe.errors import RangeError, ShapeError
+from nbmoe.errors import LayoutError, RangeError, ShapeError
 from nbmoe.validate import F32, Call
-from nbmoe.validate.elements import FP8
+from nbmoe.validate.call import FLAT
+from nbmoe.validate.elements import FP8, PREPARED
 from tests.bad_inputs.case import FakeDeviceArray, Recorder
 
 LARGEST = 2**31 - 1
@@ -20,6 +21,16 @@ def test_largest_axis_is_legal() -> None:
     assert call.array("x", FakeDeviceArray((LARGEST, 1), "|u1"), FP8, "(M, K)").size == LARGEST
     with pytest.raises(RangeError, match=r"api\(\): x: expected axes of at most 2147483647, got"):
         call.array("x", FakeDeviceArray((LARGEST + 1, 1), "|u1"), FP8, "(M, K)")
+
+
+def test_an_axis_of_bytes_may_be_longer() -> None:
+    """Prepared weights are one axis: of DeepSeek-V3's 256 experts 4.2 GB."""
+    call = Call("api", None)
+    size = 256 * 4096 * 7168 * 9 // 16
+    assert call.array("x", FakeDeviceArray((size,), "|u1"), PREPARED, FLAT).size == size
+    call.output("out", FakeDeviceArray((size,), "|u1"), PREPARED, FLAT, (size,))
+    with pytest.raises(LayoutError, match="expected a C-contiguous array"):
+        call.array("x", FakeDeviceArray((size,), "|u1", strides=(2,)), PREPARED, FLAT)
 
 
 def test_largest_array_is_legal() -> None:

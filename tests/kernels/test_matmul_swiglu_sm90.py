@@ -193,10 +193,11 @@ def test_room_for_sums_costs_qwen_no_block() -> None:
 
 
 @needs_compiler
-def test_blocks_fit_on_an_sm(tmp_path: Any) -> None:
+@pytest.mark.parametrize("rows", [128, 1024])
+def test_blocks_fit_on_an_sm(tmp_path: Any, rows: int) -> None:
     """One register more than 96 would cost one of four blocks, and a third of the speed."""
-    config = fused_matmul_config("nvfp4", "nvfp4", 1536, 2048, 128, 128)
-    assert (config.widths, config.blocks_per_sm) == ((8, 16), 4)
+    config = fused_matmul_config("nvfp4", "nvfp4", 1536, 2048, 128, rows)
+    assert config.warp_products == (rows == 128) and config.blocks_per_sm == 4
     report = assemble(make_matmul_grouped_swiglu_sm90(config, layout="prepared"), (9, 0), tmp_path)
     assert report.faults() == []
     # A warp's registers are given out by 256, on an SM of 65,536.
