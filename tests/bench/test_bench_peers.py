@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import importlib.util
 import sys
 from types import SimpleNamespace
@@ -92,7 +93,7 @@ def test_vllms_kernel_can_come_from_a_folder(monkeypatch, tmp_path, installed):
 
 
 class FakePeer(Peer):
-    """Three ways, of which one fails; the others take what the fake timer says."""
+    """Four ways: one fails, the fastest is wrong; they take what the fake timer says."""
 
     name, activations, weights = "fake", "fp8_group", "fp8_block"
 
@@ -107,7 +108,9 @@ class FakePeer(Peer):
             raise ValueError("no kernel for this")
 
         for label, call in (("slow", list), ("broken", fail), ("fast", list)):
-            yield label, Pair(call, lambda: [b"12"], lambda: 0.5)
+            yield label, Pair(call, lambda: [b"12"], lambda: 0.01)
+        yield "wrong", Pair(list, lambda: [b"34"], lambda: 0.07)
+        yield "nothing", Pair(list, lambda: [b"56"], lambda: math.nan)
 
 
 class CountdownTimer(FakeTimer):
@@ -138,6 +141,8 @@ def test_the_fastest_way_of_a_peer_counts(monkeypatch):
     plan = runner.Plan((TOY,), (3,), (), ("pair",), (FakePeer(),))
     (row,) = runner.Runner(plan, timer, Memory(on_gpu=False)).run()
     assert (row.library, row.variant, row.format) == ("fake", "fast", "fp8_block x fp8_group")
-    assert row.others == {"slow": 99.0, "fast": 98.0} and row.times.dirty.median == 97.0
-    assert row.note == "broken: ValueError: no kernel for this"
-    assert row.error == 0.5 and row.digest and row.work.bytes
+    assert row.others == {"slow": 99.0, "fast": 98.0, "wrong": 97.0, "nothing": 96.0}
+    assert row.times.dirty.median == 95.0
+    failures = "broken: ValueError: no kernel for this", "wrong: wrong, error 7.0e-02"
+    assert row.note == "; ".join([*failures, "nothing: wrong, error nan"])
+    assert row.error == 0.01 and row.digest and row.work.bytes
