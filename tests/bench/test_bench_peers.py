@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import importlib.util
+import math
 import sys
 from types import SimpleNamespace
 
