@@ -30,6 +30,8 @@ def cannot_run(config: HopperMatmulConfig, num_active: int) -> str:
     if num_active > config.max_slots:
         # The schedule's table lies in shared memory; its size is the kernel's.
         return f"its table holds {config.max_slots} slots"
+    if config.warp_products and config.stage_blocks % 2:
+        return "its warps take the 64-blocks of a stage in pairs"
     if config.threads * config.blocks_per_sm > SM_THREADS:
         return f"an SM has {SM_THREADS} threads"
     return lacks_memory(config) or lacks_registers(config)

@@ -136,6 +136,7 @@ def make(**fields):
         (make(warpgroups=4, registers=(56, 112), blocks_per_sm=1, stages=2), "hands out 64512"),
         (make(widths=(256,), registers=(40, 152), blocks_per_sm=1, stages=1), "a consumer's"),
         (make(widths=(8,), blocks_per_sm=13, stages=1, stage_blocks=2), "2048 threads"),
+        (make(stage_blocks=3, warp_products=True), "in pairs"),
     ],
 )
 def test_what_cannot_run(config, reason):

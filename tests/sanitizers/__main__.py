@@ -29,24 +29,28 @@ class Job:
     planted: str = ""
 
 
-def commands() -> dict[str, list[str]]:
-    """What must be clean, by name: a layer of each fixture, and the kernels for Hopper."""
+def commands(only: str = "") -> dict[str, list[str]]:
+    """What must be clean, by name: a layer of each fixture, and the kernels for Hopper.
+
+    Args:
+        only: what a name must contain.
+    """
     layers = {
         path.name: [*_PYTHON, "nbmoe", "run", str(path), *"--tokens 129 --seed 0".split()]
         for path in sorted(FIXTURES.glob("*/"))
     }
     on_gpu = {name: [*command, "--backend", "gpu"] for name, command in layers.items()}
     hopper = {f"hopper {g}": [*_PYTHON, "tests.sanitizers.hopper", g] for g in GROUPS}
-    return {**on_gpu, **hopper}
+    return {name: command for name, command in {**on_gpu, **hopper}.items() if only in name}
 
 
-def jobs(tools: list[str]) -> list[Job]:
+def jobs(tools: list[str], only: str = "") -> list[Job]:
     """Faults first: a tool that misses its own makes the rest worthless."""
     faults = [
         Job(tool, "planted fault", [*_PYTHON, "tests.sanitizers.faults", tool], FAULTS[tool].name)
         for tool in tools
     ]
-    clean = [Job(tool, name, command) for name, command in commands().items() for tool in tools]
+    clean = [Job(tool, name, command) for name, command in commands(only).items() for tool in tools]
     return faults + clean
 
 
@@ -73,6 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--limit", type=float, default=600, help="seconds for a run")
+    parser.add_argument("--only", default="", help="what a run's name must contain")
     options = parser.parse_args(argv)
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
@@ -80,12 +85,14 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     # Once without a tool, so that kernels are compiled and results are right.
     with ThreadPoolExecutor(options.jobs) as pool:
-        plain = list(pool.map(partial(subprocess.run, capture_output=True), commands().values()))
+        plain = list(
+            pool.map(partial(subprocess.run, capture_output=True), commands(options.only).values())
+        )
     failed = [p for p in plain if p.returncode]
     for process in failed:
         print(f"without a tool: {' '.join(process.args)}\n{process.stderr.decode()[-3000:]}")
     count = check(
-        jobs(options.tools),
+        jobs(options.tools, options.only),
         lambda tool, command: run_tool(sanitizer, tool, command, options.limit),
         options.jobs,
     )

@@ -73,6 +73,11 @@ def test_every_tool_has_a_fault_and_all_runs():
     assert {"hopper matmul", "hopper fused", "hopper fp8", "hopper operands"} <= names
     for tool in TOOLS:
         assert {j.name for j in work if j.tool == tool and not j.planted} == names
+    few = command.jobs(["memcheck"], "fused")
+    assert [(j.name, bool(j.planted)) for j in few] == [
+        ("planted fault", True),
+        ("hopper fused", False),
+    ]
 
 
 def test_a_table_and_its_surprises(capsys):
