@@ -1,8 +1,10 @@
 """Hypothesis profiles, and the backends that a test runs its body on."""
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,14 +107,18 @@ def hopper_kernels(kernels: Kernels) -> Kernels:
 
 @pytest.fixture
 def gpu_memory() -> Iterator[None]:
-    """Gives back at the end what numba would free later; for tests of many gigabytes.
+    """For tests of many gigabytes: one at a time, whatever process it is in.
 
-    They also share a group of xdist, so that only one runs at a time.
+    At the end it gives back what numba would free later.
     """
-    yield
+    import fcntl
+
     from numba import cuda
 
-    cuda.current_context().deallocations.clear()
+    with (Path(tempfile.gettempdir()) / "nbmoe-gpu-memory.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        cuda.current_context().deallocations.clear()
 
 
 def _zeroed(empty: Any) -> Any:

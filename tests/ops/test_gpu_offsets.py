@@ -132,7 +132,6 @@ def test_small_sizes_on_the_host(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(problem("gpu") is not None, reason="no usable GPU")
-@pytest.mark.xdist_group("memory")
 @pytest.mark.usefixtures("gpu_memory")
 @pytest.mark.parametrize("name", SIZES)
 def test_past_32_bits_on_the_gpu(name: str) -> None:

@@ -23,7 +23,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.xdist_group("memory")
 @pytest.mark.usefixtures("gpu_memory")
 def test_weights_past_32_bits() -> None:
     """The last expert's unit begins past 2^32 bytes, prepared or not, and so does its output."""
@@ -59,7 +58,6 @@ def test_weights_past_32_bits() -> None:
     assert_same(got[:, -128:], expected)
 
 
-@pytest.mark.xdist_group("memory")
 @pytest.mark.usefixtures("gpu_memory")
 def test_outputs_past_32_bits() -> None:
     """The last rows of the output begin past 2^32 bytes."""
