@@ -55,6 +55,15 @@ def spin(x):
         cuda.syncthreads()
 
 
+@pytest.fixture
+def _hears_ctrl_c():
+    """A process that a shell started in the background ignores SIGINT, and would spin for ever."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_hears_ctrl_c")
 @pytest.mark.parametrize("block", [1, 256])
 def test_ctrl_c_ends_a_launch_soon(block):
     x = np.zeros(1, np.uint32)
