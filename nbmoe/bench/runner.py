@@ -183,13 +183,13 @@ class Runner:
                     continue
                 launch = torch_graph(pair.call)
                 trial = self.timer.measure(launch, _TRIAL_RUNS).dirty.median
-                error = pair.error()
+                off_by = pair.error()
             except Exception as error:
                 failures.append(f"{label}: {brief(error)}")
                 continue
             row.others[label] = round(trial, 2)
-            if not error <= _WRONG:
-                failures.append(f"{label}: wrong, error {error:.1e}")
+            if not off_by <= _WRONG:
+                failures.append(f"{label}: wrong, error {off_by:.1e}")
                 continue
             if best is None or trial < best[0]:
                 best = trial, label, pair, launch
