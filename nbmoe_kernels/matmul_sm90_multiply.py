@@ -15,7 +15,7 @@ from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.device.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbmoe_kernels.device.wgmma_block import operand_descriptor, settle, wgmma_block
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
-from nbmoe_kernels.matmul_sm90_operands import codes_offset, make_scales_offset
+from nbmoe_kernels.matmul_sm90_places import make_first_places
 from nbmoe_kernels.matmul_sm90_ring import make_next_stage
 
 
@@ -78,11 +78,11 @@ def make_multiply(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
     """
     stage_bytes, stage_blocks = config.stage_bytes, config.stage_blocks
     first_full, first_empty = config.barriers_at // 8, config.barriers_at // 8 + config.stages
-    weights_at, panel_bytes, unit_bytes = config.weights_at, config.panel_bytes, config.b.unit_bytes
+    panel_bytes, unit_bytes = config.panel_bytes, config.b.unit_bytes
     load, decode = config.b.make_load(0), config.b.decode
     multiply_blocks = _make_blocks(config, width, 0)
     multiply_block = _make_multiply_block(config, width, 0)
-    scales_offset = make_scales_offset(config.b.unit)
+    first_places = make_first_places(config)
     wait_for_all, settled = wgmma_wait(0), settle(width // 2)
     operands, raw_words = 16 * stage_blocks, config.b.raw_words
     next_stage = make_next_stage(config.stages)
@@ -102,15 +102,8 @@ def make_multiply(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
 
     @device_function
     def multiply(acc, smem, bars, stage, parity, k64, rows):
-        thread = np.uint32(cuda.threadIdx.x)
-        lane = np.uint32(thread & np.uint32(31))
-        group = np.uint32(thread >> np.uint32(7))
-        thread = np.uint32(thread & np.uint32(127))
-        units_at = np.uint32(
-            np.uint32(weights_at) + np.uint32(group * np.uint32(stage_blocks * unit_bytes))
-        )
-        first_codes = np.uint32(units_at + codes_offset(thread))
-        first_scales = np.uint32(units_at + scales_offset(thread))
+        lane = np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(31))
+        first_codes, first_scales = first_places()
         a = cuda.local.array(operands, np.uint32)
         raw = cuda.local.array(raw_words, np.uint32)
         for i in unroll(range(width // 2)):

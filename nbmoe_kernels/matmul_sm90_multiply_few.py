@@ -28,7 +28,7 @@ from nbmoe_kernels.device.mma import MMA_M16N8K16
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
-from nbmoe_kernels.matmul_sm90_operands import codes_offset, make_scales_offset
+from nbmoe_kernels.matmul_sm90_places import make_first_places
 from nbmoe_kernels.matmul_sm90_ring import make_next_stage
 
 _SET = 16
@@ -122,7 +122,7 @@ def make_multiply_few(config: HopperMatmulConfig, width: int) -> Callable[..., A
     stage_bytes, stage_blocks = config.stage_bytes, config.stage_blocks
     assert stage_blocks % 2 == 0, "a stage ends with the second set of operands"
     first_full, first_empty = config.barriers_at // 8, config.barriers_at // 8 + config.stages
-    weights_at, panel_words = config.weights_at, config.panel_bytes // 4
+    panel_words = config.panel_bytes // 4
     unit_bytes, raw_words, eights = config.b.unit_bytes, config.b.raw_words, width // 8
     token_words = 2 * width
     load, decode = config.b.make_load(0), config.b.decode
@@ -130,7 +130,7 @@ def make_multiply_few(config: HopperMatmulConfig, width: int) -> Callable[..., A
     multiply_first = _make_multiply_set(config, width, 0)
     multiply_stage = _make_stage(config, width, 0)
     multiply_last = _make_multiply_set(config, width, 1)
-    scales_offset, next_stage = make_scales_offset(config.b.unit), make_next_stage(config.stages)
+    first_places, next_stage = make_first_places(config), make_next_stage(config.stages)
 
     @device_function
     def release(bars, stage):
@@ -141,18 +141,11 @@ def make_multiply_few(config: HopperMatmulConfig, width: int) -> Callable[..., A
     @device_function
     def multiply(acc, smem, bars, stage, parity, k64, rows):
         words = cuda.shared.array(0, np.uint32, alignment=1024)
-        thread = np.uint32(cuda.threadIdx.x)
-        group = np.uint32(thread >> np.uint32(7))
-        thread = np.uint32(thread & np.uint32(127))
-        units_at = np.uint32(
-            np.uint32(weights_at) + np.uint32(group * np.uint32(stage_blocks * unit_bytes))
-        )
-        first_codes = np.uint32(units_at + codes_offset(thread))
-        first_scales = np.uint32(units_at + scales_offset(thread))
-        first_places = cuda.local.array(eights, np.uint32)
+        first_codes, first_scales = first_places()
+        first_words = cuda.local.array(eights, np.uint32)
         places = cuda.local.array(eights, np.uint32)
         for j in unroll(range(eights)):
-            first_places[j] = _lane_words(np.uint32(8 * j), rows)
+            first_words[j] = _lane_words(np.uint32(8 * j), rows)
         a = cuda.local.array(_SETS, np.uint32)
         b = cuda.local.array(token_words, np.uint32)
         raw = cuda.local.array(raw_words, np.uint32)
@@ -170,7 +163,7 @@ def make_multiply_few(config: HopperMatmulConfig, width: int) -> Callable[..., A
             at = np.uint32(stage * np.uint32(stage_bytes))
             codes_at, scales_at = np.uint32(at + first_codes), np.uint32(at + first_scales)
             for j in unroll(range(eights)):
-                places[j] = np.uint32(np.uint32(at >> np.uint32(2)) + first_places[j])
+                places[j] = np.uint32(np.uint32(at >> np.uint32(2)) + first_words[j])
             load(smem, codes_at, scales_at, raw)
             multiply_stage(acc, a, b, raw, ahead, smem, words, places, codes_at, scales_at)
             release(bars, stage)
@@ -182,7 +175,7 @@ def make_multiply_few(config: HopperMatmulConfig, width: int) -> Callable[..., A
             at = np.uint32(stage * np.uint32(stage_bytes))
             codes_at, scales_at = np.uint32(at + first_codes), np.uint32(at + first_scales)
             for j in unroll(range(eights)):
-                places[j] = np.uint32(np.uint32(at >> np.uint32(2)) + first_places[j])
+                places[j] = np.uint32(np.uint32(at >> np.uint32(2)) + first_words[j])
             while left > np.uint32(0):
                 load(smem, codes_at, scales_at, raw)
                 load_tokens(b, words, places)

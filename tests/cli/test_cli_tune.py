@@ -78,6 +78,12 @@ def test_the_preferred_candidate_wins_within_the_noise(nbmoe, stopwatch, tmp_pat
         assert measured.rows == rows_per_busy_slot(128, problem.total_rows)
 
 
+def test_of_batches_that_choices_do_not_tell_apart_one_is_measured():
+    """32 experts, 1 and 16 rows: one row a busy slot. The packaged table has one entry, too."""
+    problems = tune.tuning_problems(["DeepSeek-V3-EP8"], (16, 1, 128), ["nvfp4:nvfp4"])
+    assert [(p.total_rows, p.rows) for p in problems] == 2 * [(16, 1), (128, 4)]
+
+
 def test_without_a_gpu(nbmoe, tmp_path, monkeypatch):
     monkeypatch.setattr("nbmoe.backend.find_gpus", lambda: ((), "no NVIDIA driver"))
     monkeypatch.setattr("nbmoe.backend.simulator_enabled", lambda: False)
