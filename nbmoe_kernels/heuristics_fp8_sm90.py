@@ -13,18 +13,14 @@ sums, a variant that is left out):
     Qwen3-30B, 1 token                    15.3 + 11.8    15.8 + 11.5
     gpt-oss-20b, 1 token                  28.6 + 18.3    28.4 + 18.6
     DeepSeek EP8, 128 tokens             209.9 + 111.7  201.0 + 111.9
-                                          _SOME          _MIDDLE        _WIDE          _THREE
-    128 (DeepSeek EP8, 4096 tokens)      342.4 + 187.6  337.1 + 188.0  325.0 + 177.7  396.8 + 215.9
-    256 (Qwen3-30B, 4096 tokens)         277.9 + 169.5  271.8 + 166.8  277.1 + 174.1  274.4 + 174.6
-    512 (gpt-oss-20b, 4096 tokens)       677.3 + 361.8  661.6 + 352.4  676.3 + 357.2  635.1 + 343.8
+                                          _MANY          112 to 144     96 to 160
+    128 (DeepSeek EP8, 4096 tokens)      285.0 + 159.6  300.6 + 168.3  290.6 + 160.0
+    256 (Qwen3-30B, 4096 tokens)         237.1 + 147.4  241.7 + 147.5  240.9 + 149.4
+    512 (gpt-oss-20b, 4096 tokens)       573.8 + 297.5  574.5 + 299.8  584.2 + 304.6
 
     MXFP4 weights, same places            _DECODE        16 tokens at most, deeper
     Qwen3-30B, 16 tokens                  49.3 + 32.1    51.6 + 33.4
     gpt-oss-20b, 128 tokens              102.2 + 58.5   136.7 + 73.2
-                                          _SOME          _WIDE
-    128                                  304.0 + 179.9  285.7 + 170.7
-    256                                  271.7 + 178.3  277.6 + 184.8
-    512                                  668.3 + 373.8  700.6 + 369.8
 """
 
 import functools
@@ -41,37 +37,37 @@ from nbmoe_kernels.matmul_fp8_sm90_config import SMS, Fp8HopperConfig
 
 MAX_SLOTS = 1024
 
-_TWO, _TRIPLE = (40, 232), (32, 160)
-"""Registers by reallocation, of blocks of two and of three warpgroups of consumers."""
+_TWO = (56, 224)
+"""Registers by reallocation: the scaler needs more than 40."""
 
 _DEEP = Fp8HopperConfig((8, 16, 32), 1, 8, 2, None)
 _DECODE = Fp8HopperConfig((8, 16, 32), 1, 4, 4, None)
 _SOME = Fp8HopperConfig((64, 96, 112, 128, 144), 2, 6, 1, _TWO)
-_MIDDLE = Fp8HopperConfig((112, 120, 128, 136, 144), 2, 6, 1, _TWO)
-_WIDE = Fp8HopperConfig((96, 112, 128, 144, 160), 2, 5, 1, _TWO)
-_THREE = Fp8HopperConfig((64, 96, 104, 112), 3, 5, 1, _TRIPLE)
+_MANY = Fp8HopperConfig((120, 128, 136, 144, 152), 2, 5, 1, _TWO)
 
 # Left out, and why:
+# * 168 tokens: 288.0 + 161.9, 246.7 + 153.7 and 592.5 + 307.6 us at 128, 256 and 512 rows.
 # * 176 tokens and more: two sets of 88 registers and the scales of 44 tokens spill.
-# * three warpgroups with more than 112 tokens: 160 registers a thread hold no more.
+# * three warpgroups: 561 + 302 us at 512 rows with the scales' products for nothing, but two
+#   128-blocks of weights, and so two sets of products, would meet in a tile.
 # * 8 and 16 tokens alone, with five stages: together at most 2 % faster than _DECODE (Qwen3-30B, 1
 #   token), and 163 + 89 us against 140 + 79 at gpt-oss-20b's 128 tokens, 16 rows a slot.
 # * one block of an SM with 20 stages: 19.9 + 13.9 us at 1 token of DeepSeek, no faster elsewhere.
-# * two sets of sums, one scaled while the tensor core makes the other: within 2 % of one set,
-#   but 1 token of gpt-oss-20b (28.2 + 18.9 us; _DECODE, with one set, has 28.4 + 18.6).
+# * two sets of sums, one scaled while the tensor core makes the other, or the tokens in two halves
+#   that take turns: the warpgroups disturb each other, 30 % slower.
 # * one warpgroup of 64 rows with wide tiles: nobody multiplies while it adds up its sums.
 
 _DECODE_ROWS = 32
 """Rows of a slot on average, up to which the weights' bytes are the cost."""
 _MANY_ROWS = 384
-"""From here on three warpgroups are taken: at 256 rows they lose 2 %, at 512 they gain 3 %."""
+"""Padding is reckoned up to here: more rows are cut into more tiles."""
 _FEW_TILES = 2 * SMS
 """Up to here four blocks of an SM would not all have tiles: two with deeper rings are as many."""
 
 
 def fp8_hopper_configs() -> tuple[Fp8HopperConfig, ...]:
     """Every tile shape that is ever chosen for e4m3 weights, with the smallest table."""
-    return (_DEEP, _DECODE, _SOME, _MIDDLE, _WIDE, _THREE)
+    return (_DEEP, _DECODE, _SOME, _MANY)
 
 
 def fits(config: Fp8HopperConfig) -> bool:
@@ -135,15 +131,8 @@ def _objection(config: Fp8HopperConfig, rows: int, tiles: int, k: int, b_format:
         return ""
     if rows <= _DECODE_ROWS:
         return f"its tiles are mostly padding at {rows} rows"
-    takes_three = rows >= _MANY_ROWS and not is_folded
-    if config == _THREE:
-        if is_folded:
-            return "it is not measured with mxfp4 weights"
-        return "" if takes_three else f"two warpgroups are faster at {rows} rows"
-    if takes_three:
-        return f"three warpgroups are faster at {rows} rows"
     # The measured order at 128, 256 and 512 rows is that of the expected padding.
-    costs = {c: padded_rows(c.widths, min(rows, _MANY_ROWS)) for c in (_SOME, _MIDDLE, _WIDE)}
+    costs = {c: padded_rows(c.widths, min(rows, _MANY_ROWS)) for c in (_SOME, _MANY)}
     best = min(costs, key=costs.__getitem__)
     if config != best:
         more = 100 * (costs[config] / costs[best] - 1)

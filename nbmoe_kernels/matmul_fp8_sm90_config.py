@@ -1,8 +1,9 @@
 """The tile shape of Hopper's FP8 matmul, and what of its layout follows from it.
 
-Shared memory: a ring of stages, each one 128-block of K; the tokens' scales of each stage; a note
-of 8 words for each stage that begins a tile; the mbarriers (`full`, then `empty`); the schedule's
-table; for MXFP4 weights the table of `matmul_fp8_sm90_fold`. A stage holds
+Shared memory: a ring of stages, each one 128-block of K; the tokens' scales of each stage, and
+their products with the weights' scales; a note of 8 words for each stage that begins a tile; the
+mbarriers (`full`, `empty`, `scaled`); the schedule's table; for MXFP4 weights the table of
+`matmul_fp8_sm90_fold`. A stage holds
 
     weights  [warpgroup][unit]                      `nbmoe.prepared.fp8` or `nbmoe.prepared.w4a8`
     tokens   [token of the widest tile][128 bytes]  swizzled
@@ -33,7 +34,7 @@ class Fp8HopperConfig:
     Attributes:
         widths: tokens of a tile, ascending multiples of 8 up to 256: a segment of a slot's rows
             takes the narrowest that holds it.
-        warpgroups: of consumers, 64 weight rows each.
+        warpgroups: of consumers, 64 weight rows each: 1 or 2, which share the weights' scales.
         stages: depth of the ring.
         blocks_per_sm: persistent blocks of an SM.
         registers: of a producer's and of a consumer's thread, by reallocation; None: as compiled.
@@ -66,8 +67,13 @@ class Fp8HopperConfig:
 
     @property
     def threads(self) -> int:
-        """Of a block; registers are handed over by whole warpgroups."""
+        """Of a block with row scales; registers are handed over by whole warpgroups."""
         return self.consumers + (128 if self.registers else 32)
+
+    @property
+    def threads_with_scaler(self) -> int:
+        """Of a block with block scales, whose second producers' warp multiplies them."""
+        return self.consumers + (128 if self.registers else 64)
 
     @property
     def tokens_at(self) -> int:
@@ -85,9 +91,14 @@ class Fp8HopperConfig:
         return self.stages * self.stage_bytes
 
     @property
+    def products_at(self) -> int:
+        """First byte of the scales' products, f32 [stage][max_width]."""
+        return self.scales_at + 4 * self.stages * self.max_width
+
+    @property
     def notes_at(self) -> int:
         """First byte of the notes."""
-        return self.scales_at + 4 * self.stages * self.max_width
+        return self.products_at + 4 * self.stages * self.max_width
 
     @property
     def barriers_at(self) -> int:
@@ -97,7 +108,7 @@ class Fp8HopperConfig:
     @property
     def table_at(self) -> int:
         """First byte of the schedule's table."""
-        return self.barriers_at + 2 * self.stages * _BARRIER_BYTES
+        return self.barriers_at + 3 * self.stages * _BARRIER_BYTES
 
     @property
     def fold_at(self) -> int:

@@ -18,7 +18,8 @@ b_scales[e * B_STRIDE_E + n * B_STRIDE_N]; a stride of 0 shares one scale. N is 
 
 Thread map: weight rows are wgmma's M, 64 a warpgroup; tokens are its N, of several widths in one
 kernel. Consumers are the first warpgroups; the next warp has the producer, one thread
-(`matmul_fp8_sm90_load`). Blocks are persistent: `matmul_sm90_schedule`. Shared memory:
+(`matmul_fp8_sm90_load`), and with block scales the one after that is the scaler
+(`matmul_fp8_sm90_scaler`). Blocks are persistent: `matmul_sm90_schedule`. Shared memory:
 `matmul_fp8_sm90_config`.
 
 A slot with expert id -1 gets rows of 0, whatever scales and bias hold. Columns of a tile past its
@@ -26,8 +27,7 @@ rows multiply what an earlier tile left, at first zeros, and are not stored.
 
 Synchronisation:
     cuda.syncthreads   once; barriers, zeroed tokens and the table are there
-    full[stage]        1 arrival, of the producer, and the bytes of its copies
-    empty[stage]       an arrival of each consumer warp
+    the ring's mbarriers and the warpgroups' turns: `matmul_fp8_sm90_ring`
 """
 
 import functools
@@ -37,23 +37,33 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.mbarrier import fence_mbarrier_init, mbarrier_init, mbarrier_wait
+from nbmoe_kernels.device.mbarrier import fence_mbarrier_init, mbarrier_wait
 from nbmoe_kernels.device.memory import load_shared_v4
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.device.sync import fence_proxy_async_shared, set_max_registers
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.matmul_fp8_sm90_config import NOTE_WORDS, SMS, UNIT_ROWS
 from nbmoe_kernels.matmul_fp8_sm90_config import Fp8HopperConfig as Config
-from nbmoe_kernels.matmul_fp8_sm90_finish import make_finish_tile
+from nbmoe_kernels.matmul_fp8_sm90_finish import (
+    make_finish_tile,
+    make_load_rows,
+    make_load_tokens,
+    weight_row,
+)
 from nbmoe_kernels.matmul_fp8_sm90_fold import make_fill_table
 from nbmoe_kernels.matmul_fp8_sm90_load import make_load_tiles
-from nbmoe_kernels.matmul_fp8_sm90_tile import (
-    SCALE_POINTERS,
-    ZERO,
-    make_multiply_tile,
+from nbmoe_kernels.matmul_fp8_sm90_ring import (
+    make_init_barriers,
     make_next_stage,
     make_release_stage,
+    make_turns,
+    make_wait_for_scaler,
+    takes_turns,
 )
+from nbmoe_kernels.matmul_fp8_sm90_scale_types import SCALE_POINTERS
+from nbmoe_kernels.matmul_fp8_sm90_scaler import make_multiply_scales
+from nbmoe_kernels.matmul_fp8_sm90_tile import ZERO, make_multiply_tile
+from nbmoe_kernels.matmul_fp8_sm90_tile_folded import make_multiply_folded
 from nbmoe_kernels.matmul_sm90_schedule import make_build_table
 from nbmoe_kernels.prepared_tokens import token_rows
 
@@ -63,50 +73,40 @@ def _make_run_tile(
 ) -> Callable[..., Any]:
     """The function that multiplies and finishes a tile with the narrowest width that holds it."""
     width = widths[0]
-    multiply = make_multiply_tile(config, width, has_block_scales, scale_type)
-    finish = make_finish_tile(width, has_block_scales, scale_type)
+    if config.b_format == "mxfp4":
+        assert not has_block_scales, "folded weights have scales of rows"
+        multiply = make_multiply_folded(config, width)
+    else:
+        multiply = make_multiply_tile(config, width, has_block_scales)
+    load_rows = make_load_rows(has_block_scales, scale_type)
+    load_tokens = make_load_tokens(width, has_block_scales)
+    finish = make_finish_tile(width, has_block_scales)
     release_stage, next_stage = make_release_stage(config), make_next_stage(config)
-    warpgroups, accumulators = config.warpgroups, width // 2
+    wait_for_scaler = make_wait_for_scaler(config)
+    warpgroups, accumulators, held_count = config.warpgroups, width // 2, -(-width // 32)
 
     @device_function
-    def run_this(
-        smem, words, bars, stage, parity, note, k_blocks, n_units, n, arrays, strides, has_bias
-    ):
+    def run_this(smem, words, bars, stage, parity, note, k_blocks, n, arrays, strides, has_bias):
         rows, output_row, token_row, row_block, expert = note
         output, token_scales, b_scales, bias = arrays
         a_stride, stride_e, stride_n = strides
         group = np.uint32(np.uint32(cuda.threadIdx.x) >> np.uint32(7))
         unit = np.uint32(np.uint32(row_block * np.uint32(warpgroups)) + group)
+        row = weight_row(unit)
+        of_rows = load_rows(b_scales, bias, expert, row, n, (stride_e, stride_n), has_bias)
+        held = cuda.local.array(held_count, np.float32)
+        load_tokens(held, token_scales, token_row, rows, a_stride)
         acc = cuda.local.array(accumulators, np.float32)
         for i in unroll(range(accumulators)):
             acc[i] = ZERO
         if expert < np.int32(0):
+            if has_block_scales:
+                wait_for_scaler(bars, stage, parity)
             release_stage(bars, stage)
             stage, parity = next_stage(stage, parity)
         else:
-            weight_block = np.uint64(expert) * np.uint64(n_units >> np.uint32(1))
-            weight_block = np.uint64(weight_block + np.uint64(unit >> np.uint32(1)))
-            scales_from = np.uint64(weight_block * np.uint64(k_blocks))
-            stage, parity = multiply(
-                acc, smem, words, bars, stage, parity, k_blocks, b_scales, scales_from
-            )
-        finish(
-            acc,
-            output,
-            token_scales,
-            b_scales,
-            bias,
-            unit,
-            expert,
-            output_row,
-            token_row,
-            rows,
-            n,
-            a_stride,
-            stride_e,
-            stride_n,
-            has_bias,
-        )
+            stage, parity = multiply(acc, smem, words, bars, stage, parity, k_blocks)
+        finish(acc, held, of_rows, output, expert, output_row, row, rows, n, has_bias)
         return stage, parity
 
     if len(widths) == 1:
@@ -114,40 +114,14 @@ def _make_run_tile(
     run_wider = _make_run_tile(config, widths[1:], has_block_scales, scale_type)
 
     @device_function
-    def run_tile(
-        smem, words, bars, stage, parity, note, k_blocks, n_units, n, arrays, strides, has_bias
-    ):
+    def run_tile(smem, words, bars, stage, parity, note, k_blocks, n, arrays, strides, has_bias):
         if note[0] <= np.uint32(width):
-            stage, parity = run_this(
-                smem,
-                words,
-                bars,
-                stage,
-                parity,
-                note,
-                k_blocks,
-                n_units,
-                n,
-                arrays,
-                strides,
-                has_bias,
+            return run_this(
+                smem, words, bars, stage, parity, note, k_blocks, n, arrays, strides, has_bias
             )
-        else:
-            stage, parity = run_wider(
-                smem,
-                words,
-                bars,
-                stage,
-                parity,
-                note,
-                k_blocks,
-                n_units,
-                n,
-                arrays,
-                strides,
-                has_bias,
-            )
-        return stage, parity
+        return run_wider(
+            smem, words, bars, stage, parity, note, k_blocks, n, arrays, strides, has_bias
+        )
 
     return run_tile
 
@@ -182,8 +156,8 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
     has_block_scales = {"block128": True, "rowwise": False}[scaling]
     pointer = SCALE_POINTERS[scale_type][0]
     a_pointer = "u8" if has_block_scales else "f32"
-    warpgroups, stages, consumers = config.warpgroups, config.stages, config.consumers
-    first_barrier, first_note = config.barriers_at // 8, config.notes_at // 4
+    first_full, first_note = config.barriers_at // 8, config.notes_at // 4
+    consumers, scaler_warp = config.consumers, config.consumers // 32 + 1
     reallocates, is_folded = config.registers is not None, config.b_format == "mxfp4"
     fill_table = make_fill_table(config.fold_at)
     producer_registers, consumer_registers = config.registers or (40, 232)
@@ -191,7 +165,10 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
     more_registers = set_max_registers(consumer_registers, increase=True)
     build_table = make_build_table(config.max_width, config.max_slots, config.table_at // 4)
     load_tiles = make_load_tiles(config, has_block_scales)
+    multiply_scales = make_multiply_scales(config, scale_type)
     run_tile = _make_run_tile(config, config.widths, has_block_scales, scale_type)
+    init_barriers = make_init_barriers(config, has_block_scales)
+    has_turns, (first_turn, _, _) = takes_turns(config, has_block_scales), make_turns()
     clear_tokens = _make_clear_tokens(config)
 
     @kernel(
@@ -199,7 +176,7 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
         f"global {pointer}* b_scales, global u32* expert_start, global i32* expert_ids, "
         "global u16* bias, u32 num_active, u32 num_rows, u32 panel_rows, u32 n, u32 k, "
         "u32 a_stride, u32 b_stride_e, u32 b_stride_n, u32 has_bias",
-        threads=config.threads,
+        threads=config.threads_with_scaler if has_block_scales else config.threads,
         shared_bytes=config.shared_bytes,
         name=f"matmul_grouped_fp8_{config.name}_{scaling}_{scale_type}",
         # A block that started later would do its tiles when the others have done theirs.
@@ -232,11 +209,7 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
         bars = cuda.shared.array(0, np.uint64, alignment=1024)
         thread = np.uint32(cuda.threadIdx.x)
         if thread == np.uint32(0):
-            for i in range(stages):
-                mbarrier_init(bars, np.uint32(first_barrier + i), np.uint32(1))
-                mbarrier_init(
-                    bars, np.uint32(first_barrier + stages + i), np.uint32(4 * warpgroups)
-                )
+            init_barriers(bars)
             fence_mbarrier_init()
         if thread < np.uint32(consumers):
             clear_tokens(bars)
@@ -267,14 +240,18 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
                     n_units,
                     k_blocks,
                 )
+            if has_block_scales and np.uint32(thread >> np.uint32(5)) == np.uint32(scaler_warp):
+                multiply_scales(words, bars, b_scales, num_active, n_units, k_blocks)
         else:
             if reallocates:
                 more_registers()
+            if has_turns:
+                first_turn()
             stage = np.uint32(0)
             parity = np.uint32(0)
             goes_on = True
             while goes_on:
-                mbarrier_wait(bars, np.uint32(np.uint32(first_barrier) + stage), parity)
+                mbarrier_wait(bars, np.uint32(np.uint32(first_full) + stage), parity)
                 at = np.uint32(np.uint32(first_note) + np.uint32(stage * np.uint32(NOTE_WORDS)))
                 rows, output_row, token_row, row_block = load_shared_v4(words, at)
                 expert = np.int32(words[np.uint32(at + np.uint32(4))])
@@ -288,7 +265,6 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
                         parity,
                         (rows, output_row, token_row, row_block, expert),
                         k_blocks,
-                        n_units,
                         n,
                         (output, a_scales, b_scales, bias),
                         (a_stride, b_stride_e, b_stride_n),

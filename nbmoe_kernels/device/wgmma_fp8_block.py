@@ -1,4 +1,4 @@
-"""The product of a 128-block of K by a warpgroup, e4m3: four wgmma from zero.
+"""The product of a 128-block of K by a warpgroup, e4m3: four wgmma from zero, or some of them.
 
 Step j of the block takes the bytes 32 j to 32 j + 31 of each of A's and B's 128-byte rows; with A
 in registers, the words ``a[4 j]`` to ``a[4 j + 3]``. One op instead of four keeps the descriptors'
@@ -25,13 +25,13 @@ _DESCRIPTOR_HIGH = (1 << 30) | 64
 _DESCRIPTOR_LOW = 1 << 16
 
 
-def _text(n: int) -> str:
+def _text(n: int, first: int, last: int) -> str:
     lines = [
         "{ .reg .b32 ra, rb, na, nb, high; .reg .b64 da, db;",
         f"shr.u32 ra, <a>, 4; or.b32 ra, ra, {_DESCRIPTOR_LOW}; mov.u32 high, {_DESCRIPTOR_HIGH};",
         f"shr.u32 rb, <b>, 4; or.b32 rb, rb, {_DESCRIPTOR_LOW};",
     ]
-    for step in range(_STEPS):
+    for step in range(first, last):
         lines += [
             f"add.u32 na, ra, {2 * step}; mov.b64 da, {{na, high}};",
             f"add.u32 nb, rb, {2 * step}; mov.b64 db, {{nb, high}};",
@@ -56,46 +56,56 @@ def _text_of_registers(n: int) -> str:
     return " ".join([*lines, "}"])
 
 
-def _footprint(name: str, rows: int):
+def _footprint(name: str, rows: int, first: int, last: int):
     def offsets(operands):
-        first = int(np.ravel(operands[f"{name}_index"])[0])
-        return first + np.arange(rows * _ROW_BYTES)
+        start = int(np.ravel(operands[f"{name}_index"])[0])
+        columns = np.arange(first * _STEP_BYTES, last * _STEP_BYTES)
+        linear = start + _ROW_BYTES * np.arange(rows)[:, None] + columns
+        return (linear ^ ((linear >> 7 & 7) << 4)).ravel()
 
     return offsets
 
 
-def _operand(name: str, rows: int):
-    return reads(name, proxy="async", footprint=_footprint(name, rows), align=1024)
+def _operand(name: str, rows: int, first: int = 0, last: int = _STEPS):
+    footprint = _footprint(name, rows, first, last)
+    return reads(name, proxy="async", footprint=footprint, align=1024)
 
 
 @op_factory
-def wgmma_fp8_block(n: int):
+def wgmma_fp8_block(n: int, first: int = 0, last: int = _STEPS):
     """The op ``(acc, a, a_index, b, b_index)``: acc (64 x n) = A (64 x 128) @ B (128 x n).
 
-    ``acc`` is a local array of n/2 f32, whose content does not count; the indices name the first
-    byte of 64 and of n rows, a multiple of 1024. `nbmoe_kernels.device.wgmma` says what must be
-    fenced, committed and awaited.
+    ``acc`` is a local array of n/2 f32; from step 0 on its content does not count. The indices name
+    the first byte of 64 and of n rows, a multiple of 1024. `nbmoe_kernels.device.wgmma` says what
+    must be fenced, committed and awaited.
 
     Args:
         n: columns, a multiple of 8 up to 256.
+        first: the first of the four steps, each 32 of K. From a later one on products are added to
+            ``acc``: another op has done those before.
+        last: the step before which to end.
     """
     if n % 8 or not 8 <= n <= 256:
         raise ValueError(f"wgmma_fp8_block: n: expected a multiple of 8 in 8..256, got {n}")
+    if not 0 <= first < last <= _STEPS:
+        raise ValueError(f"wgmma_fp8_block: steps: expected some of 0..4, got {first}..{last}")
+    part = "" if last - first == _STEPS else f"_{first}_{last}"
 
     @device_op(
         f"void(f32[{n // 2}] acc, shared u8* a, shared u8* b)",
         scope=Scope.WARPGROUP,
         timing=Timing.ASYNC,
         group="wgmma",
-        ptx=_text(n),
-        effects=(_operand("a", _UNIT_ROWS), _operand("b", n)),
+        ptx=_text(n, first, last),
+        effects=(_operand("a", _UNIT_ROWS, first, last), _operand("b", n, first, last)),
         min_cc=(9, 0),
-        name=f"wgmma_m64n{n}k128_e4m3_block",
+        name=f"wgmma_m64n{n}k128_e4m3_block{part}",
     )
     def product(acc, a, a_index, b, b_index):
         tile = gather_accumulators(acc)
-        tile[:] = 0
-        for step in range(_STEPS):
+        if first == 0:
+            tile[:] = 0
+        for step in range(first, last):
             along = np.int64(step * _STEP_BYTES)
             left = read_operand(a, a_index + along, _UNIT_ROWS)
             step_e4m3(left, read_operand(b, b_index + along, n), tile)

@@ -28,7 +28,7 @@ either = pytest.mark.parametrize("rowwise", [False, True], ids=["block", "row"])
 in_simulator = backend.simulator_enabled()
 
 NARROW = Fp8HopperConfig((8, 16), 1, 3, 4, None, max_slots=32)
-PAIR = Fp8HopperConfig((24,), 2, 2, 1, (40, 232), max_slots=32)
+PAIR = Fp8HopperConfig((24,), 2, 2, 1, (56, 224), max_slots=32)
 
 
 @pytest.fixture
