@@ -19,24 +19,24 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
+from nbmoe_kernels.device.mbarrier import mbarrier_init, mbarrier_wait
 from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.device.sync import named_barrier_arrive, named_barrier_sync
-from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.matmul_fp8_sm90_config import Fp8HopperConfig as Config
+from nbmoe_kernels.warp_arrival import ARRIVALS, arrive_for_warp
 
 
 def make_init_barriers(config: Config, has_block_scales: bool) -> Callable[..., Any]:
     """``init_barriers(bars)``, by one thread."""
     first, stages = config.barriers_at // 8, config.stages
-    readers = 4 * config.warpgroups + int(has_block_scales)
+    readers = ARRIVALS * (4 * config.warpgroups + int(has_block_scales))
 
     @device_function
     def init_barriers(bars):
         for i in range(stages):
             mbarrier_init(bars, np.uint32(first + i), np.uint32(1))
             mbarrier_init(bars, np.uint32(first + stages + i), np.uint32(readers))
-            mbarrier_init(bars, np.uint32(first + 2 * stages + i), np.uint32(1))
+            mbarrier_init(bars, np.uint32(first + 2 * stages + i), np.uint32(ARRIVALS))
 
     return init_barriers
 
@@ -47,9 +47,7 @@ def make_release_stage(config: Config) -> Callable[..., Any]:
 
     @device_function
     def release_stage(bars, stage):
-        sync_warp()  # other lanes have read the note and scales
-        if np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(31)) == np.uint32(0):
-            mbarrier_arrive(bars, np.uint32(np.uint32(first_empty) + stage))
+        arrive_for_warp(bars, np.uint32(np.uint32(first_empty) + stage))
 
     return release_stage
 

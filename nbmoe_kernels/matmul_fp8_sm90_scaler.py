@@ -20,13 +20,14 @@ import numpy as np
 from numba import cuda
 
 from nbmoe_kernels.device.math import bits_f32, f32_bits, mul_rn
-from nbmoe_kernels.device.mbarrier import mbarrier_arrive, mbarrier_wait
+from nbmoe_kernels.device.mbarrier import mbarrier_wait
 from nbmoe_kernels.device.op import device_function, unroll
-from nbmoe_kernels.device.warp import shuffle_from, sync_warp
+from nbmoe_kernels.device.warp import shuffle_from
 from nbmoe_kernels.matmul_fp8_sm90_config import Fp8HopperConfig as Config
 from nbmoe_kernels.matmul_fp8_sm90_ring import make_next_stage
 from nbmoe_kernels.matmul_fp8_sm90_scale_types import SCALE_POINTERS
 from nbmoe_kernels.matmul_sm90_schedule import make_find_tile
+from nbmoe_kernels.warp_arrival import arrive_for_warp
 
 _LANES = 32
 
@@ -84,10 +85,8 @@ def make_multiply_scales(config: Config, scale_type: str) -> Callable[..., Any]:
                 if expert >= np.int32(0):
                     from_lane = np.uint32(block & np.uint32(_LANES - 1))
                     multiply_stage(words, stage, bits_f32(shuffle_from(f32_bits(held), from_lane)))
-                sync_warp()
-                if lane == np.uint32(0):
-                    mbarrier_arrive(bars, np.uint32(np.uint32(first_scaled) + stage))
-                    mbarrier_arrive(bars, np.uint32(np.uint32(first_empty) + stage))
+                arrive_for_warp(bars, np.uint32(np.uint32(first_scaled) + stage))
+                arrive_for_warp(bars, np.uint32(np.uint32(first_empty) + stage))
                 stage, parity = next_stage(stage, parity)
                 block = np.uint32(block + np.uint32(1))
             tile = np.uint32(tile + np.uint32(cuda.gridDim.x))

@@ -73,7 +73,7 @@ def make_multiply_tile(config: Config, width: int, has_block_scales: bool) -> Ca
                 product_last(sums, smem, weights_place, smem, tokens_place)
                 wgmma_commit()
             if has_block_scales:
-                load_products(words, bars, scales, stage, parity)
+                load_products(smem, bars, scales, stage, parity)
             if has_turns:
                 wait_for_most()
                 pass_turn()

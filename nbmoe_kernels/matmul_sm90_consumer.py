@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.mbarrier import mbarrier_arrive, mbarrier_wait
+from nbmoe_kernels.device.mbarrier import mbarrier_wait
 from nbmoe_kernels.device.op import device_function
-from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.matmul_epilogue import expert_scale_of
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
 from nbmoe_kernels.matmul_sm90_multiply import make_multiply
 from nbmoe_kernels.matmul_sm90_multiply_few import make_multiply_few
 from nbmoe_kernels.matmul_sm90_tiles import make_next_tile
+from nbmoe_kernels.warp_arrival import arrive_for_warp
 
 MakeEpilogue = Callable[[HopperMatmulConfig, int], Callable[..., Any]]
 """Of a config and a width: ``epilogue(acc, smem, expert, expert_scale, row, rows, m_tile, n,
@@ -44,9 +44,7 @@ def _make_run_tile(
             group = np.uint32(np.uint32(cuda.threadIdx.x) >> np.uint32(7))
             mbarrier_wait(bars, np.uint32(np.uint32(first_taken) + group), taken)
             epilogue(acc, smem, expert, expert_scale, row, rows, m_tile, n, args)
-            sync_warp()
-            if np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(31)) == np.uint32(0):
-                mbarrier_arrive(bars, np.uint32(np.uint32(first_kept) + group))
+            arrive_for_warp(bars, np.uint32(np.uint32(first_kept) + group))
         else:
             epilogue(acc, smem, expert, expert_scale, row, rows, m_tile, n, args)
         return stage, parity

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.mbarrier import mbarrier_arrive, mbarrier_wait
+from nbmoe_kernels.device.mbarrier import mbarrier_wait
 from nbmoe_kernels.device.op import device_function
-from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
 from nbmoe_kernels.matmul_sm90_tiles import make_next_tile
+from nbmoe_kernels.warp_arrival import arrive_for_warp
 
 MakeTake = Callable[[HopperMatmulConfig], Callable[..., Any]]
 """Of a config: ``take(smem, group, finisher, expert, row, rows, m_tile, n, args)``: the share of
@@ -41,9 +41,7 @@ def make_finish(config: HopperMatmulConfig, make_take: MakeTake) -> Callable[...
                 barrier = np.uint32(np.uint32(first_kept) + group)
                 mbarrier_wait(bars, barrier, kept)
                 take(smem, group, finisher, expert, row, rows, m_tile, n, args)
-                sync_warp()
-                if np.uint32(finisher & np.uint32(31)) == np.uint32(0):
-                    mbarrier_arrive(bars, np.uint32(barrier + np.uint32(warpgroups)))
+                arrive_for_warp(bars, np.uint32(barrier + np.uint32(warpgroups)))
                 group = np.uint32(group + np.uint32(1))
             kept = np.uint32(kept ^ np.uint32(1))
             place, told, expert, row, rows, m_tile = next_tile(words, bars, place, told)

@@ -17,6 +17,7 @@ from nbmoe_kernels.device.wgmma_block import operand_descriptor, settle, wgmma_b
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
 from nbmoe_kernels.matmul_sm90_places import make_first_places
 from nbmoe_kernels.matmul_sm90_ring import make_next_stage
+from nbmoe_kernels.warp_arrival import arrives
 
 
 def _make_multiply_block(config: HopperMatmulConfig, width: int, q: int) -> Callable[..., Any]:
@@ -102,13 +103,12 @@ def make_multiply(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
 
     @device_function
     def multiply(acc, smem, bars, stage, parity, k64, rows):
-        lane = np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(31))
         first_codes, first_scales = first_places()
         a = cuda.local.array(operands, np.uint32)
         raw = cuda.local.array(raw_words, np.uint32)
         for i in unroll(range(width // 2)):
             acc[i] = np.float32(0.0)
-        # Nothing to release before the first stage, and by lane 0 only.
+        # Nothing to release before the first stage.
         release = np.uint32(0)
         left = k64
         while left >= np.uint32(stage_blocks):
@@ -117,7 +117,7 @@ def make_multiply(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
             codes_at, scales_at = np.uint32(at + first_codes), np.uint32(at + first_scales)
             descriptor = operand_descriptor(smem, at)
             multiply_blocks(acc, a, raw, smem, descriptor, at, codes_at, scales_at, bars, release)
-            if lane == np.uint32(0):
+            if arrives():
                 release = np.uint32(np.uint32(first_empty) + stage)
             stage, parity = next_stage(stage, parity)
             left = np.uint32(left - np.uint32(stage_blocks))
@@ -129,7 +129,7 @@ def make_multiply(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
             at = np.uint32(stage * np.uint32(stage_bytes))
             codes_at, scales_at = np.uint32(at + first_codes), np.uint32(at + first_scales)
             multiply_rest(acc, a, raw, smem, at, codes_at, scales_at, left)
-            if lane == np.uint32(0):
+            if arrives():
                 mbarrier_arrive(bars, np.uint32(np.uint32(first_empty) + stage))
             stage, parity = next_stage(stage, parity)
         settled(acc)

@@ -23,13 +23,13 @@ import numpy as np
 from numba import cuda
 
 from nbmoe_kernels.device.matrix import load_matrices
-from nbmoe_kernels.device.mbarrier import mbarrier_arrive, mbarrier_wait
+from nbmoe_kernels.device.mbarrier import mbarrier_wait
 from nbmoe_kernels.device.mma import MMA_M16N8K16
 from nbmoe_kernels.device.op import device_function, unroll
-from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
 from nbmoe_kernels.matmul_sm90_places import make_first_places
 from nbmoe_kernels.matmul_sm90_ring import make_next_stage
+from nbmoe_kernels.warp_arrival import arrive_for_warp
 
 _SET = 16
 """Words of a thread's decoded weights of a 64-block."""
@@ -133,12 +133,6 @@ def make_multiply_few(config: HopperMatmulConfig, width: int) -> Callable[..., A
     first_places, next_stage = make_first_places(config), make_next_stage(config.stages)
 
     @device_function
-    def release(bars, stage):
-        sync_warp()
-        if np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(31)) == np.uint32(0):
-            mbarrier_arrive(bars, np.uint32(np.uint32(first_empty) + stage))
-
-    @device_function
     def multiply(acc, smem, bars, stage, parity, k64, rows):
         words = cuda.shared.array(0, np.uint32, alignment=1024)
         first_codes, first_scales = first_places()
@@ -166,7 +160,7 @@ def make_multiply_few(config: HopperMatmulConfig, width: int) -> Callable[..., A
                 places[j] = np.uint32(np.uint32(at >> np.uint32(2)) + first_words[j])
             load(smem, codes_at, scales_at, raw)
             multiply_stage(acc, a, b, raw, ahead, smem, words, places, codes_at, scales_at)
-            release(bars, stage)
+            arrive_for_warp(bars, np.uint32(np.uint32(first_empty) + stage))
             stage, parity = next_stage(stage, parity)
             left = np.uint32(left - np.uint32(stage_blocks))
         multiply_last(acc, a, b)
@@ -186,7 +180,7 @@ def make_multiply_few(config: HopperMatmulConfig, width: int) -> Callable[..., A
                 for j in unroll(range(eights)):
                     places[j] = np.uint32(places[j] + np.uint32(panel_words))
                 left = np.uint32(left - np.uint32(1))
-            release(bars, stage)
+            arrive_for_warp(bars, np.uint32(np.uint32(first_empty) + stage))
             stage, parity = next_stage(stage, parity)
         return stage, parity
 

@@ -24,6 +24,7 @@ import numpy as np
 from nbmoe_kernels.device.mbarrier import mbarrier_init
 from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
+from nbmoe_kernels.warp_arrival import ARRIVALS
 
 _WARPS = 4
 """Of a warpgroup."""
@@ -33,7 +34,7 @@ def make_init_barriers(config: HopperMatmulConfig) -> Callable[..., Any]:
     """``init_barriers(bars)``, by one thread."""
     first, stages = config.barriers_at // 8, config.stages
     warpgroups, stores_later = config.warpgroups, config.stores_later
-    readers, first_kept = _WARPS * warpgroups, config.kept_at // 8
+    readers, first_kept = ARRIVALS * _WARPS * warpgroups, config.kept_at // 8
 
     @device_function
     def init_barriers(bars):
@@ -42,9 +43,9 @@ def make_init_barriers(config: HopperMatmulConfig) -> Callable[..., Any]:
             mbarrier_init(bars, np.uint32(first + stages + i), np.uint32(readers))
         if stores_later:
             for i in range(warpgroups):
-                mbarrier_init(bars, np.uint32(first_kept + i), np.uint32(_WARPS))
+                mbarrier_init(bars, np.uint32(first_kept + i), np.uint32(ARRIVALS * _WARPS))
                 taken = np.uint32(first_kept + warpgroups + i)
-                mbarrier_init(bars, taken, np.uint32(_WARPS - 1))
+                mbarrier_init(bars, taken, np.uint32(ARRIVALS * (_WARPS - 1)))
 
     return init_barriers
 

@@ -16,21 +16,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
 from nbmoe_kernels.device.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
 from nbmoe_kernels.device.memory import load_shared_v4
 from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.device.sync import elect
-from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
+from nbmoe_kernels.warp_arrival import ARRIVALS, arrive_for_warp
 
 PLACES = 2
 
 
 def make_init_tiles(config: HopperMatmulConfig) -> Callable[..., Any]:
     """``init_tiles(bars)``, by one thread."""
-    first, readers = config.tiles_at // 8, config.tile_readers
+    first, readers = config.tiles_at // 8, ARRIVALS * config.tile_readers
 
     @device_function
     def init_tiles(bars):
@@ -84,9 +83,7 @@ def make_next_tile(config: HopperMatmulConfig) -> Callable[..., Any]:
         mbarrier_wait(bars, told, parity)
         at = np.uint32(np.uint32(words_at) + np.uint32(place << np.uint32(2)))
         expert, row, rows, m_tile = load_shared_v4(words, at)
-        sync_warp()
-        if np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(31)) == np.uint32(0):
-            mbarrier_arrive(bars, np.uint32(told + np.uint32(PLACES)))
+        arrive_for_warp(bars, np.uint32(told + np.uint32(PLACES)))
         place, parity = _next_place(place, parity)
         return place, parity, np.int32(expert), row, rows, m_tile
 

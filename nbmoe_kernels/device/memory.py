@@ -114,6 +114,27 @@ def load_shared_words(displacement: int):
 
 
 @op_factory
+def load_shared_pair(displacement: int):
+    """The op ``(src, src_index)``: eight bytes as two words, placed as by `load_shared_words`."""
+
+    def offsets(operands):
+        return int(operands["src_index"]) + displacement + np.arange(8)
+
+    @device_op(
+        "u32[2](shared u8* src)",
+        ptx=f"ld.shared.v2.u32 <ret>, [<src>+{displacement}];",
+        effects=(reads("src", footprint=offsets, align=8),),
+        name=f"load_shared_pair_{displacement}",
+    )
+    def load(src, src_index):
+        i = np.int64(src_index) + displacement
+        words = src[i : i + 8].view(np.uint32)
+        return words[0], words[1]
+
+    return load
+
+
+@op_factory
 def load_shared_half(displacement: int):
     """The op ``(src, src_index)``: two bytes as a number, placed as by `load_shared_words`."""
 

@@ -96,6 +96,7 @@ def instances() -> Iterator[Any]:
     for displacement in LOAD_DISPLACEMENTS:
         yield matrix.load_matrices(4, displacement=displacement)
         yield memory.load_shared_words(displacement)
+        yield memory.load_shared_pair(displacement)
         yield memory.load_shared_half(displacement)
     for box_rows in (8, 64):
         yield tma.tma_load(box_rows)

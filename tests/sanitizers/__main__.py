@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.sanitizers.faults import FAULTS
+from tests.sanitizers.faults import CONTROL, FAULTS
 from tests.sanitizers.hopper import GROUPS
 from tests.sanitizers.tools import TOOLS, Finding, run_tool, surprise
 
@@ -21,7 +21,7 @@ Runner = Callable[[str, list[str]], Finding]
 
 @dataclass(frozen=True)
 class Job:
-    """A command under a tool; ``planted`` is the faulty kernel that must be found."""
+    """A command under a tool; ``planted`` is the kernel that must be reported."""
 
     tool: str
     name: str
@@ -29,18 +29,20 @@ class Job:
     planted: str = ""
 
 
-def commands(only: str = "") -> dict[str, list[str]]:
+def commands(tool: str, only: str = "") -> dict[str, list[str]]:
     """What must be clean, by name: a layer of each fixture, and the kernels for Hopper.
 
     Args:
+        tool: under which; racecheck gets Hopper's kernels with arrivals of every lane.
         only: what a name must contain.
     """
+    module = "every_lane" if tool == "racecheck" else "hopper"
     layers = {
         path.name: [*_PYTHON, "nbmoe", "run", str(path), *"--tokens 129 --seed 0".split()]
         for path in sorted(FIXTURES.glob("*/"))
     }
     on_gpu = {name: [*command, "--backend", "gpu"] for name, command in layers.items()}
-    hopper = {f"hopper {g}": [*_PYTHON, "tests.sanitizers.hopper", g] for g in GROUPS}
+    hopper = {f"hopper {g}": [*_PYTHON, f"tests.sanitizers.{module}", g] for g in GROUPS}
     return {name: command for name, command in {**on_gpu, **hopper}.items() if only in name}
 
 
@@ -50,7 +52,10 @@ def jobs(tools: list[str], only: str = "") -> list[Job]:
         Job(tool, "planted fault", [*_PYTHON, "tests.sanitizers.faults", tool], FAULTS[tool].name)
         for tool in tools
     ]
-    clean = [Job(tool, name, command) for name, command in commands(only).items() for tool in tools]
+    if "racecheck" in tools:
+        control = [*_PYTHON, "tests.sanitizers.faults", "control"]
+        faults.append(Job("racecheck", "control", control, CONTROL.name))
+    clean = [Job(tool, name, c) for tool in tools for name, c in commands(tool, only).items()]
     return faults + clean
 
 
@@ -84,10 +89,9 @@ def main(argv: list[str] | None = None) -> int:
         print("no compute-sanitizer in PATH: it comes with the CUDA toolkit")
         return 2
     # Once without a tool, so that kernels are compiled and results are right.
+    together = {tuple(c) for tool in options.tools for c in commands(tool, options.only).values()}
     with ThreadPoolExecutor(options.jobs) as pool:
-        plain = list(
-            pool.map(partial(subprocess.run, capture_output=True), commands(options.only).values())
-        )
+        plain = list(pool.map(partial(subprocess.run, capture_output=True), sorted(together)))
     failed = [p for p in plain if p.returncode]
     for process in failed:
         print(f"without a tool: {' '.join(process.args)}\n{process.stderr.decode()[-3000:]}")

@@ -1,4 +1,4 @@
-"""Kernels with one planted fault each: what a sanitizer's tool must report.
+"""Kernels with one planted fault each, and one without: what a sanitizer's tool reports.
 
 python -m tests.sanitizers.faults memcheck
 """
@@ -10,6 +10,13 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from nbmoe_kernels.device.mbarrier import (
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_init,
+    mbarrier_wait,
+)
+from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.kernel import Kernel, kernel
 
 THREADS = 64
@@ -46,6 +53,25 @@ def reads_what_nobody_wrote(data, out):
     out[i] = data[i]
 
 
+@kernel("global u32* data, global u32* out", threads=THREADS, name="one_lane_arrives")
+def one_lane_arrives(data, out):
+    words = cuda.shared.array(32, np.uint32)
+    bars = cuda.shared.array(1, np.uint64)
+    i = np.uint32(cuda.threadIdx.x)
+    if i == np.uint32(0):
+        mbarrier_init(bars, np.uint32(0), np.uint32(1))
+        fence_mbarrier_init()
+    cuda.syncthreads()
+    if i < np.uint32(32):
+        words[i] = data[np.uint64(i)]
+        sync_warp()
+        if i == np.uint32(0):
+            mbarrier_arrive(bars, np.uint32(0))
+    else:
+        mbarrier_wait(bars, np.uint32(0), np.uint32(0))
+        out[np.uint64(i)] = words[np.uint32(np.uint32(THREADS - 1) - i)]
+
+
 FAULTS: dict[str, Kernel] = {
     "memcheck": stores_behind_the_end,
     "racecheck": reads_without_a_barrier,
@@ -53,6 +79,8 @@ FAULTS: dict[str, Kernel] = {
     "initcheck": reads_what_nobody_wrote,
 }
 """By the tool that finds it."""
+CONTROL = one_lane_arrives
+"""Without a fault, and yet racecheck reports it: why `tests.sanitizers.every_lane` is there."""
 
 
 def launch(made: Kernel) -> Any:
@@ -70,8 +98,8 @@ def launch(made: Kernel) -> Any:
 
 
 def main(argv: list[str], run: Callable[[Kernel], Any] = launch) -> int:
-    """Launch the fault of a tool."""
-    run(FAULTS[argv[0]])
+    """Launch the fault of a tool, or the control."""
+    run(CONTROL if argv[0] == "control" else FAULTS[argv[0]])
     return 0
 
 

@@ -6,7 +6,7 @@ from numba import config
 
 import emulate
 from tests.sanitizers import __main__ as command
-from tests.sanitizers.faults import FAULTS, THREADS, main
+from tests.sanitizers.faults import CONTROL, FAULTS, THREADS, main
 from tests.sanitizers.tools import TOOLS, read_output, run_tool, surprise
 
 MEMCHECK = """\
@@ -42,6 +42,20 @@ def test_counts_and_first_messages():
     assert read_output("no such tool", 1).count is None
 
 
+def test_initcheck_counts_what_kernels_read():
+    host = """\
+========= COMPUTE-SANITIZER
+========= Host API memory access error at host access to 0x7f45ca85c600 of size 44,880 bytes
+=========     Uninitialized access to 0x7f45ca865060 on access by cudaMemcpy source
+========= ERROR SUMMARY: 1448 errors
+"""
+    kernel = "========= Uninitialized __global__ memory read of size 4 bytes\n"
+    clean, found = (read_output(text, 0, tool="initcheck") for text in (host, host + 2 * kernel))
+    assert (clean.count, clean.first, found.count) == (0, "", 2) and surprise(clean) == ""
+    assert read_output(host, 0).count == 1448
+    assert read_output("no such tool", 1, tool="initcheck").count is None
+
+
 @pytest.mark.parametrize(
     ("output", "status", "planted", "wrong"),
     [
@@ -68,11 +82,15 @@ def test_every_tool_has_a_fault_and_all_runs():
     work = command.jobs(list(TOOLS))
     assert set(FAULTS) == set(TOOLS)
     assert [j.planted for j in work[:4]] == [FAULTS[tool].name for tool in TOOLS]
-    names = set(command.commands())
+    assert work[4].tool == "racecheck" and work[4].planted == CONTROL.name
+    names = set(command.commands("memcheck"))
     assert len([n for n in names if n.startswith("tiny")]) == 6
     assert {"hopper matmul", "hopper fused", "hopper fp8", "hopper operands"} <= names
     for tool in TOOLS:
         assert {j.name for j in work if j.tool == tool and not j.planted} == names
+    shown = {j.tool: j.command for j in work if j.name == "hopper fused"}
+    assert "tests.sanitizers.every_lane" in shown.pop("racecheck")
+    assert all("tests.sanitizers.hopper" in used for used in shown.values())
     few = command.jobs(["memcheck"], "fused")
     assert [(j.name, bool(j.planted)) for j in few] == [
         ("planted fault", True),
@@ -94,11 +112,11 @@ def test_a_table_and_its_surprises(capsys):
 
 def test_a_tool_is_run_and_given_up(tmp_path):
     script = tmp_path / "compute-sanitizer"
-    script.write_text(f"#!/bin/sh\nprintf '{CLEAN_RACES.strip()}\\n'\necho $@\nexec $5 $6\n")
+    script.write_text(f"#!/bin/sh\nprintf '{CLEAN_RACES.strip()}\\n'\necho $@\nexec $7 $8\n")
     script.chmod(0o755)
     found = run_tool(str(script), "racecheck", ["sleep", "0"], 60)
     assert (found.count, found.status) == (0, 0)
-    assert "--tool racecheck --report-api-errors no sleep 0" in found.output
+    assert "--tool racecheck --report-api-errors no --show-backtrace no sleep 0" in found.output
     assert run_tool(str(script), "racecheck", ["sleep", "60"], 0.2).status is None
 
 
@@ -121,3 +139,14 @@ def test_the_emulator_finds_the_fault_too(tool, finding):
     found = []
     assert main([tool], check) == 0
     assert finding in found
+
+
+@pytest.mark.skipif(config.ENABLE_CUDASIM, reason="the emulator's engines do not need it")
+def test_the_control_has_no_fault():
+    def check(kernel):
+        assert kernel is CONTROL
+        data, out = np.arange(THREADS, dtype=np.uint32), np.zeros(THREADS, np.uint32)
+        assert emulate.check(kernel.py_func, 1, THREADS, data, out, seeds=20).findings == ()
+        assert out[32:].tolist() == data[:32][::-1].tolist()
+
+    main(["control"], check)
