@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.bulk import bulk_load, bulk_load_once
 from nbmoe_kernels.device.grid_dependency import wait_for_previous_grid
-from nbmoe_kernels.device.mbarrier import mbarrier_arrive_expect, mbarrier_wait
-from nbmoe_kernels.device.op import device_function, unroll
-from nbmoe_kernels.device.sync import elect
+from nbmoe_kernels.device.mbarrier import mbarrier_wait
+from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
+from nbmoe_kernels.matmul_sm90_copies import make_copies
 from nbmoe_kernels.matmul_sm90_ring import make_next_stage
 from nbmoe_kernels.matmul_sm90_schedule import make_find_tile
 from nbmoe_kernels.matmul_sm90_tiles import make_tell_tile
@@ -28,52 +27,13 @@ def make_produce(config: HopperMatmulConfig) -> Callable[..., Any]:
     views of shared memory. All its lanes walk the loops, so that addresses are the warp's, and one
     of them issues. Masked segments have no stages.
     """
-    stages, stage_bytes, stage_blocks = config.stages, config.stage_bytes, config.stage_blocks
-    first_full, first_empty = config.barriers_at // 8, config.barriers_at // 8 + config.stages
-    weights_at, panel_bytes = config.weights_at, config.panel_bytes
+    stages, stage_blocks = config.stages, config.stage_blocks
+    first_empty = config.barriers_at // 8 + config.stages
     unit_bytes, warpgroups = config.b.unit_bytes, config.warpgroups
     group_bytes = stage_blocks * unit_bytes
     num_segments, find_tile = make_find_tile(config.max_slots, config.table_at // 4)
     next_stage, tell_tile = make_next_stage(stages), make_tell_tile(config)
-
-    @device_function
-    def load_weights(smem, bars, weights, stage, blocks, rows, source, group_pitch):
-        """Announce a stage and ask for its weights, which begin at byte ``source``."""
-        full = np.uint32(np.uint32(first_full) + stage)
-        weight_bytes = np.uint32(blocks * np.uint32(unit_bytes))
-        token_bytes = np.uint32(blocks * np.uint32(rows << np.uint32(7)))
-        all_weights = np.uint32(weight_bytes * np.uint32(warpgroups))
-        at = np.uint32(np.uint32(stage * np.uint32(stage_bytes)) + np.uint32(weights_at))
-        if elect() == np.uint32(1):
-            mbarrier_arrive_expect(bars, full, np.uint32(all_weights + token_bytes))
-            for group in unroll(range(warpgroups)):
-                bulk_load_once(
-                    smem,
-                    np.uint32(at + np.uint32(group * group_bytes)),
-                    weights,
-                    source + np.uint64(group) * group_pitch,
-                    weight_bytes,
-                    bars,
-                    full,
-                )
-
-    @device_function
-    def load_tokens(smem, bars, tokens, stage, blocks, rows, source, panel_pitch):
-        full = np.uint32(np.uint32(first_full) + stage)
-        at = np.uint32(stage * np.uint32(stage_bytes))
-        nbytes = np.uint32(rows << np.uint32(7))
-        if elect() == np.uint32(1):
-            for q in unroll(range(stage_blocks)):
-                if np.uint32(q) < blocks:
-                    bulk_load(
-                        smem,
-                        np.uint32(at + np.uint32(q * panel_bytes)),
-                        tokens,
-                        source + np.uint64(q) * panel_pitch,
-                        nbytes,
-                        bars,
-                        full,
-                    )
+    load_weights, load_tokens = make_copies(config)
 
     @device_function
     def produce(words, smem, bars, tokens, weights, num_slots, m_tiles, n64, k64, token_rows):

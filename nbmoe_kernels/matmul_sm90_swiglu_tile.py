@@ -24,13 +24,14 @@ from nbmoe_kernels.device.warp import reduce_lanes
 from nbmoe_kernels.matmul_epilogue import ONE, row_scale_of
 from nbmoe_kernels.matmul_sm90_body import make_body
 from nbmoe_kernels.matmul_sm90_config import RESULT_BYTES, HopperMatmulConfig
+from nbmoe_kernels.matmul_sm90_consumer import MakeEpilogue
 from nbmoe_kernels.matmul_sm90_epilogue import (
     load_bias_pair,
     make_keep_tile,
     make_kept_place,
     make_scaled,
 )
-from nbmoe_kernels.matmul_sm90_finisher import FINISHERS
+from nbmoe_kernels.matmul_sm90_finisher import FINISHERS, MakeTake
 from nbmoe_kernels.matmul_sm90_swiglu_activation import make_activate
 from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig
 from nbmoe_kernels.matmul_sm90_swiglu_quantize import make_quantize_quads
@@ -229,8 +230,10 @@ def _make_keep(config: HopperMatmulConfig, width: int, fusion: Fusion) -> Callab
     return _make_keep_activated(config, width, fusion)
 
 
-def make_fused_body(config: FusedMatmulConfig, fusion: Fusion) -> Callable[..., Any]:
-    """The body of `nbmoe_kernels.matmul_sm90_body` with a fusion's epilogue."""
+def make_fused_parts(
+    config: FusedMatmulConfig, fusion: Fusion
+) -> tuple[MakeEpilogue, MakeTake | None]:
+    """A fusion's epilogue, and what spare warps do if the config has them finish tiles."""
 
     def make_keep(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
         return _make_keep(config, width, fusion)
@@ -272,5 +275,10 @@ def make_fused_body(config: FusedMatmulConfig, fusion: Fusion) -> Callable[..., 
         return keep_and_take
 
     if config.stores_later:
-        return make_body(config, make_keep, make_take)
-    return make_body(config, make_both)
+        return make_keep, make_take
+    return make_both, None
+
+
+def make_fused_body(config: FusedMatmulConfig, fusion: Fusion) -> Callable[..., Any]:
+    """The body of `nbmoe_kernels.matmul_sm90_body` with a fusion's epilogue."""
+    return make_body(config, *make_fused_parts(config, fusion))

@@ -42,6 +42,12 @@ class Knowledge:
             self._packed = index, table
         return self._packed
 
+    def past_proxy_fence(self) -> "Knowledge":
+        """The same, also for the async proxy."""
+        return Knowledge(
+            {block: np.stack([row[0], row.max(axis=0)]) for block, row in self.rows.items()}
+        )
+
     @staticmethod
     def merge(first: "Knowledge | None", second: "Knowledge | None") -> "Knowledge | None":
         """What one or the other knows."""
@@ -194,9 +200,12 @@ class Clocks:
         ranks = [thread.rank for thread in threads]
         return np.ascontiguousarray(self.table[:, ranks, : self.width].min(axis=1))
 
-    def proxy_fence(self, rank: int) -> None:
-        """The async proxy sees what the thread knows."""
+    def proxy_fence(self, thread: Thread) -> None:
+        """The async proxy sees what the thread knows, of its own block and of others."""
+        rank, known = thread.rank, thread.state.known
         np.maximum(self.table[1, rank], self.table[0, rank], out=self.table[1, rank])
+        if known is not None:
+            thread.state.known = known.past_proxy_fence()
         self.bump(rank)
 
 

@@ -142,7 +142,7 @@ def _grid_wait(running: Any, thread: Thread, site: int, args: tuple[Any, ...]) -
 
 def _proxy_fence(running: Any, thread: Thread, site: int, args: tuple[Any, ...]) -> None:
     running.flush()
-    thread.block.state.clocks.proxy_fence(thread.rank)
+    thread.block.state.clocks.proxy_fence(thread)
     barriers.fence_inits(thread)
 
 

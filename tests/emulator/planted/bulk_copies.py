@@ -1,12 +1,14 @@
 """cp.async.bulk and the async proxy.
 
 A bulk load reports its bytes to an mbarrier, a bulk store is waited for as a group. Both run in
-the async proxy: they see ordinary stores only past a proxy fence of the thread that stored.
+the async proxy: they see ordinary stores only past a proxy fence, of the thread that stored or of
+one that knows of the stores and copies.
 """
 
 import numpy as np
 from numba import cuda, uint8, uint32, uint64
 
+from nbmoe_kernels.device.atomics import reduction, wait_ge
 from nbmoe_kernels.device.bulk import bulk_commit, bulk_load, bulk_store, bulk_wait
 from nbmoe_kernels.device.mbarrier import (
     fence_mbarrier_init,
@@ -19,6 +21,7 @@ from nbmoe_kernels.device.sync import fence_proxy_async_global, fence_proxy_asyn
 from tests.emulator.planted.case import case, ramp, zeros
 
 wait_stored = bulk_wait(0)
+count_one, wait_for_one = reduction("add", order="release"), wait_ge()
 ONE = np.uint32(1)
 
 
@@ -335,5 +338,44 @@ def global_memory_without_proxy_fence(bug):
             bulk_load(tile, 0, scratch, 0, uint32(32), bar, 0)  # BUG-B
         mbarrier_wait(bar, 0, uint32(0))
         out[t] = tile[t]
+
+    return kernel
+
+
+@case(
+    "RACE_PROXY",
+    grid=2,
+    block=32,
+    args=lambda: (
+        ramp(32, dtype=np.uint8), zeros(32, dtype=np.uint8), zeros(1, dtype=np.uint32),
+        zeros(32, dtype=np.uint8),
+    ),
+    want=lambda x, scratch, counter, out: {3: 2 * x},
+)  # fmt: skip
+def another_block_s_stores_without_proxy_fence(bug):
+    """Acquiring them is for the thread: its bulk load needs a proxy fence after that."""
+
+    def kernel(x, scratch, counter, out):
+        tile = cuda.shared.array(32, uint8, alignment=128)
+        bar = cuda.shared.array(1, uint64)
+        t = cuda.threadIdx.x
+        if cuda.blockIdx.x == 0:
+            scratch[t] = uint8(2) * x[t]  # BUG-A
+            cuda.syncthreads()
+            if t == 0:
+                count_one(counter, 0, ONE)
+        else:
+            if t == 0:
+                mbarrier_init(bar, 0, ONE)
+                fence_mbarrier_init()
+            cuda.syncthreads()
+            if t == 0:
+                wait_for_one(counter, 0, ONE)
+                if not bug:
+                    fence_proxy_async_global()
+                mbarrier_arrive_expect(bar, 0, uint32(32))
+                bulk_load(tile, 0, scratch, 0, uint32(32), bar, 0)  # BUG-B
+            mbarrier_wait(bar, 0, uint32(0))
+            out[t] = tile[t]
 
     return kernel
