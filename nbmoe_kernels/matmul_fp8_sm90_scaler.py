@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from nbmoe_kernels.device.grid_dependency import wait_for_previous_grid
 from nbmoe_kernels.device.math import bits_f32, f32_bits, mul_rn
 from nbmoe_kernels.device.mbarrier import mbarrier_wait
 from nbmoe_kernels.device.op import device_function, unroll
@@ -62,6 +63,8 @@ def make_multiply_scales(config: Config, scale_type: str) -> Callable[..., Any]:
         )
         num_tiles = np.uint32(num_segments(words, num_active) * row_blocks)
         stage, parity = np.uint32(0), np.uint32(0)
+        # Only the first stages' weights may be read while the previous kernel runs.
+        wait_for_previous_grid()
         tile = np.uint32(cuda.blockIdx.x)
         while tile < num_tiles:
             segment = np.uint32(tile // row_blocks)
