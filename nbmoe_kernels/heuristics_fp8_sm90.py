@@ -5,20 +5,19 @@ other shapes. A tile is some units of 64 weight rows times a segment of a slot's
 
 Few rows an expert: time is that of the weights' bytes, so blocks are small, many and deep in
 copies. Many: the tensor core is the limit, and padding and the number of segments decide. Measured
-on an H200, gate/up + down, in microseconds, with the shapes' names below (_DEEP with two sets of
-sums, a variant that is left out):
+on an H200, gate/up + down, in microseconds, with the shapes' names below and scales of 128-blocks:
 
     rows a slot                           _DEEP          _DECODE
-    DeepSeek EP8, 1 token                 20.2 + 12.2    23.4 + 13.3
-    Qwen3-30B, 1 token                    15.3 + 11.8    15.8 + 11.5
-    gpt-oss-20b, 1 token                  28.6 + 18.3    28.4 + 18.6
-    DeepSeek EP8, 128 tokens             209.9 + 111.7  201.0 + 111.9
+    DeepSeek EP8, 1 token                 19.3 + 12.2    22.9 + 12.8
+    Qwen3-30B, 1 token                    15.6 + 11.7    15.5 + 11.4
+    gpt-oss-20b, 1 token                  29.1 + 18.6    28.1 + 18.7
+    DeepSeek EP8, 128 tokens             214.5 + 113.6  205.4 + 114.3
                                           _MANY          112 to 144     96 to 160
     128 (DeepSeek EP8, 4096 tokens)      285.0 + 159.6  300.6 + 168.3  290.6 + 160.0
     256 (Qwen3-30B, 4096 tokens)         237.1 + 147.4  241.7 + 147.5  240.9 + 149.4
     512 (gpt-oss-20b, 4096 tokens)       573.8 + 297.5  574.5 + 299.8  584.2 + 304.6
 
-    MXFP4 weights, same places            _DECODE        16 tokens at most, deeper
+    MXFP4 weights (_MANY is not timed)    _DECODE        16 tokens at most, deeper
     Qwen3-30B, 16 tokens                  49.3 + 32.1    51.6 + 33.4
     gpt-oss-20b, 128 tokens              102.2 + 58.5   136.7 + 73.2
 """
@@ -123,7 +122,7 @@ def _objection(config: Fp8HopperConfig, rows: int, tiles: int, k: int, b_format:
         if rows > _DECODE_ROWS:
             return f"{rows} rows are several of its tiles"
         if config == _DEEP and is_folded:
-            return "it is not measured with mxfp4 weights"
+            return "with mxfp4 weights it is as fast at best"
         if config == _DEEP and tiles > _FEW_TILES:
             return f"{tiles} tiles keep more blocks of an SM busy"
         if config == _DEEP and config.stages * 128 > k:

@@ -36,7 +36,8 @@ def make_init_barriers(config: Config, has_block_scales: bool) -> Callable[..., 
         for i in range(stages):
             mbarrier_init(bars, np.uint32(first + i), np.uint32(1))
             mbarrier_init(bars, np.uint32(first + stages + i), np.uint32(readers))
-            mbarrier_init(bars, np.uint32(first + 2 * stages + i), np.uint32(ARRIVALS))
+            if has_block_scales:
+                mbarrier_init(bars, np.uint32(first + 2 * stages + i), np.uint32(ARRIVALS))
 
     return init_barriers
 

@@ -95,7 +95,9 @@ def _make_run_tile(
         row = weight_row(unit)
         of_rows = load_rows(b_scales, bias, expert, row, n, (stride_e, stride_n), has_bias)
         held = cuda.local.array(held_count, np.float32)
-        load_tokens(held, token_scales, token_row, rows, a_stride)
+        # Nobody has to have written those of a masked tile.
+        scaled_rows = rows if expert >= np.int32(0) else np.uint32(0)
+        load_tokens(held, token_scales, token_row, scaled_rows, a_stride)
         acc = cuda.local.array(accumulators, np.float32)
         for i in unroll(range(accumulators)):
             acc[i] = ZERO

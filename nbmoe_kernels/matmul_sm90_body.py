@@ -3,8 +3,7 @@
 Threads: the consumers' warpgroups, 64 weight rows each, then the producer's warp; where registers
 are handed over it belongs to a whole warpgroup, whose other warps are the finishers.
 
-Synchronisation: one block barrier after the schedule's table and the mbarriers are made and the
-places of tokens cleared, then those of `matmul_sm90_ring` and `matmul_sm90_tiles`.
+Synchronisation: that of `matmul_sm90_begin`, then of `matmul_sm90_ring` and `matmul_sm90_tiles`.
 
 The previous kernel: with ``routed_before`` the schedule and the weights are read while it runs, so
 it must not be the one that writes expert_start or expert_ids. Without, nothing is touched before it
@@ -18,17 +17,13 @@ import numpy as np
 from numba import cuda
 
 from nbmoe_kernels.device.grid_dependency import allow_next_grid, wait_for_previous_grid
-from nbmoe_kernels.device.mbarrier import fence_mbarrier_init
 from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.device.sync import set_max_registers
-from nbmoe_kernels.matmul_sm90_clear import FIRST_THREAD, make_clear_tokens
+from nbmoe_kernels.matmul_sm90_begin import make_begin
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
 from nbmoe_kernels.matmul_sm90_consumer import MakeEpilogue, make_consume
 from nbmoe_kernels.matmul_sm90_finisher import MakeTake, make_finish
 from nbmoe_kernels.matmul_sm90_producer import make_produce
-from nbmoe_kernels.matmul_sm90_ring import make_init_barriers
-from nbmoe_kernels.matmul_sm90_schedule import make_build_table
-from nbmoe_kernels.matmul_sm90_tiles import make_init_tiles
 
 BODY_PARAMS = (
     "global u8* tokens, global u8* weights, global u32* expert_start, global i32* expert_ids, "
@@ -47,10 +42,7 @@ def make_body(
     memory, and spare warps take them.
     """
     consumers, block_rows = config.consumers, config.block_rows
-    init_barriers, init_tiles = make_init_barriers(config), make_init_tiles(config)
-    build_table = make_build_table(config.max_width, config.max_slots, config.table_at // 4)
-    # Warps that multiply by themselves read only rows that were copied.
-    clear_tokens, clears = make_clear_tokens(config), not config.warp_products
+    begin = make_begin(config)
     produce, consume = make_produce(config), make_consume(config, make_epilogue)
     hands_over, has_finishers = config.registers is not None, make_take is not None
     assert has_finishers == config.stores_later, "the epilogue and the config fit together"
@@ -69,17 +61,7 @@ def make_body(
         words = cuda.shared.array(0, np.uint32, alignment=1024)
         bars = cuda.shared.array(0, np.uint64, alignment=1024)
         thread = np.uint32(cuda.threadIdx.x)
-        if routed_before == np.uint32(0):
-            wait_for_previous_grid()
-        if thread < np.uint32(32):
-            build_table(words, expert_start, expert_ids, num_slots, num_rows)
-        elif thread == np.uint32(32):
-            init_barriers(bars)
-            init_tiles(bars)
-            fence_mbarrier_init()
-        elif clears and thread >= np.uint32(FIRST_THREAD):
-            clear_tokens(bars)
-        cuda.syncthreads()
+        begin(words, bars, expert_start, expert_ids, num_slots, num_rows, routed_before)
         m_tiles = np.uint32(np.uint32(n + np.uint32(block_rows - 1)) // np.uint32(block_rows))
         if thread >= np.uint32(consumers):
             if hands_over:

@@ -26,15 +26,11 @@ import numpy as np
 from numba import cuda
 
 from nbmoe_kernels.device.grid_dependency import allow_next_grid, wait_for_previous_grid
-from nbmoe_kernels.device.mbarrier import fence_mbarrier_init
 from nbmoe_kernels.device.sync import set_max_registers
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
-from nbmoe_kernels.matmul_sm90_clear import FIRST_THREAD, make_clear_tokens
-from nbmoe_kernels.matmul_sm90_ring import make_init_barriers
-from nbmoe_kernels.matmul_sm90_schedule import make_build_table
+from nbmoe_kernels.matmul_sm90_begin import make_begin
 from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig
 from nbmoe_kernels.matmul_sm90_swiglu_tile import Fusion, make_fused_parts
-from nbmoe_kernels.matmul_sm90_tiles import make_init_tiles
 from nbmoe_kernels.mega_ffn_sm90_consumer import make_consume_ffn, make_finish_ffn
 from nbmoe_kernels.mega_ffn_sm90_order import SEGMENT_BITS, TILE_BITS
 from nbmoe_kernels.mega_ffn_sm90_producer import make_produce_ffn
@@ -54,9 +50,7 @@ def make_mega_ffn_sm90(
     """The kernel for a pair of operands, a tile shape and an activation."""
     make_epilogue, make_take = make_fused_parts(config, Fusion(match_bf16, activation, "prepared"))
     consumers, block_rows = config.consumers, config.block_rows
-    init_barriers, init_tiles = make_init_barriers(config), make_init_tiles(config)
-    build_table = make_build_table(config.max_width, config.max_slots, config.table_at // 4)
-    clear_tokens, clears = make_clear_tokens(config), not config.warp_products
+    begin = make_begin(config)
     produce, consume = make_produce_ffn(config), make_consume_ffn(config, make_epilogue)
     hands_over, has_finishers = config.registers is not None, make_take is not None
     finish = produce if make_take is None else make_finish_ffn(config, make_take)
@@ -120,17 +114,7 @@ def make_mega_ffn_sm90(
         words = cuda.shared.array(0, np.uint32, alignment=1024)
         bars = cuda.shared.array(0, np.uint64, alignment=1024)
         thread = np.uint32(cuda.threadIdx.x)
-        if routed_before == np.uint32(0):
-            wait_for_previous_grid()
-        if thread < np.uint32(32):
-            build_table(words, expert_start, expert_ids, num_slots, num_rows)
-        elif thread == np.uint32(32):
-            init_barriers(bars)
-            init_tiles(bars)
-            fence_mbarrier_init()
-        elif clears and thread >= np.uint32(FIRST_THREAD):
-            clear_tokens(bars)
-        cuda.syncthreads()
+        begin(words, bars, expert_start, expert_ids, num_slots, num_rows, routed_before)
         out = (
             middle, middle, token_rows, num_slots, expert_start, expert_start, c_input_scales,
             alpha, limit,

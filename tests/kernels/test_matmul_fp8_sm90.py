@@ -12,6 +12,7 @@ from nbmoe import reference
 from nbmoe.prepared.fp8 import pack_fp8_tokens, pack_fp8_weights
 from nbmoe_kernels import config_report
 from nbmoe_kernels import heuristics_fp8_sm90 as heuristics
+from nbmoe_kernels import matmul_fp8_sm90_ring as ring
 from nbmoe_kernels.matmul_fp8_sm90_config import Fp8HopperConfig
 from nbmoe_kernels.matmul_grouped_fp8_sm90 import (
     launch_matmul_grouped_fp8_sm90,
@@ -92,6 +93,17 @@ def test_checker_finds_nothing(config):
     masked = make_problem([3, 0, 9, 1], 24, 136, expert_ids=[2, 1, -1, 0])
     got, expected = run(config, masked, engine="checked")
     assert got.tobytes() == expected.tobytes()
+
+
+@no_simulator
+def test_checker_finds_scales_that_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(ring, "mbarrier_wait", lambda bars, barrier, parity: None)
+    make_matmul_grouped_fp8_sm90.cache_clear()
+    try:
+        with pytest.raises(emulate.FindingError, match=r"MBAR_PHASE|RACE_RAW"):
+            run(PAIR, make_problem([3, 0, 9], 24, 392, expert_ids=[2, 1, 0]), engine="checked")
+    finally:
+        make_matmul_grouped_fp8_sm90.cache_clear()
 
 
 @pytest.mark.parametrize("slots", [0, 1, 32, 256, 257, 1024])

@@ -1,5 +1,8 @@
 """How the sanitizers' output is read, and that every planted fault is one."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from numba import config
@@ -150,3 +153,24 @@ def test_the_control_has_no_fault():
         assert out[32:].tolist() == data[:32][::-1].tolist()
 
     main(["control"], check)
+
+
+_EVERY_LANE = """
+from nbmoe_kernels import warp_arrival
+warp_arrival.ARRIVALS = 32
+from nbmoe.formats import NVFP4
+from tests.kernels import test_matmul_fp8_sm90 as fp8
+from tests.kernels import test_mega_ffn_sm90 as mega
+for kind in ("wgmma", "warps", "finish"):
+    mega.test_checker_finds_nothing(NVFP4, kind)
+fp8.test_checker_finds_nothing(fp8.PAIR)
+from nbmoe_kernels.matmul_sm90_tiles import ARRIVALS
+assert ARRIVALS == 32
+"""
+
+
+@pytest.mark.skipif(config.ENABLE_CUDASIM, reason="the emulator's engines do not need it")
+def test_kernels_in_which_every_lane_arrives_are_right():
+    """What racecheck gets: the reference's bytes and no finding of the checked engine."""
+    done = subprocess.run([sys.executable, "-c", _EVERY_LANE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
