@@ -8,9 +8,9 @@ one stage with a note alone. A note without rows ends the loop.
     note word   0 rows   1 first row of the output   2 row of the prepared tokens
                 3 tile's index along N   4 expert, negative: masked
 
-What the previous kernel of the stream makes may be the tokens and nothing else: the weights of the
-first stages are on their way before the thread waits for it. Everything that a block reads of
-tokens, or writes, comes after that.
+The weights of the first stages are on their way before the thread waits for the previous kernel of
+the stream; where that may make the schedule, the block has waited for it already. Everything that a
+block reads of tokens, or writes, comes after that.
 
 Synchronisation: waits for `empty` of a stage, then arrives once at `full`, with the bytes to come;
 the arrival also releases the note.

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from nbmoe_kernels.device.grid_dependency import wait_for_previous_grid
 from nbmoe_kernels.device.mbarrier import fence_mbarrier_init, mbarrier_wait
 from nbmoe_kernels.device.memory import load_shared_v4
 from nbmoe_kernels.device.op import device_function, unroll
@@ -64,6 +65,7 @@ from nbmoe_kernels.matmul_fp8_sm90_scale_types import SCALE_POINTERS
 from nbmoe_kernels.matmul_fp8_sm90_scaler import make_multiply_scales
 from nbmoe_kernels.matmul_fp8_sm90_tile import ZERO, make_multiply_tile
 from nbmoe_kernels.matmul_fp8_sm90_tile_folded import make_multiply_folded
+from nbmoe_kernels.matmul_fp8_sm90_tile_pairs import MOST_TOKENS, make_multiply_pairs
 from nbmoe_kernels.matmul_sm90_schedule import make_build_table
 from nbmoe_kernels.prepared_tokens import token_rows
 
@@ -76,6 +78,8 @@ def _make_run_tile(
     if config.b_format == "mxfp4":
         assert not has_block_scales, "folded weights have scales of rows"
         multiply = make_multiply_folded(config, width)
+    elif config.warpgroups == 1 and width <= MOST_TOKENS:
+        multiply = make_multiply_pairs(config, width, has_block_scales)
     else:
         multiply = make_multiply_tile(config, width, has_block_scales)
     load_rows = make_load_rows(has_block_scales, scale_type)
@@ -177,7 +181,7 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
         f"global u32* output, global u8* tokens, global u8* weights, global {a_pointer}* a_scales, "
         f"global {pointer}* b_scales, global u32* expert_start, global i32* expert_ids, "
         "global u16* bias, u32 num_active, u32 num_rows, u32 panel_rows, u32 n, u32 k, "
-        "u32 a_stride, u32 b_stride_e, u32 b_stride_n, u32 has_bias",
+        "u32 a_stride, u32 b_stride_e, u32 b_stride_n, u32 has_bias, u32 routed_before",
         threads=config.threads_with_scaler if has_block_scales else config.threads,
         shared_bytes=config.shared_bytes,
         name=f"matmul_grouped_fp8_{config.name}_{scaling}_{scale_type}",
@@ -204,12 +208,15 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
         b_stride_e,
         b_stride_n,
         has_bias,
+        routed_before,
     ):
         smem = cuda.shared.array(0, np.uint8, alignment=1024)
         # The same memory.
         words = cuda.shared.array(0, np.uint32, alignment=1024)
         bars = cuda.shared.array(0, np.uint64, alignment=1024)
         thread = np.uint32(cuda.threadIdx.x)
+        if routed_before == np.uint32(0):
+            wait_for_previous_grid()
         if thread == np.uint32(0):
             init_barriers(bars)
             fence_mbarrier_init()
@@ -298,6 +305,7 @@ def launch_matmul_grouped_fp8_sm90(
     has_bias: bool,
     config: Config,
     num_sms: int = SMS,
+    routed_before: bool = False,
     stream: Any = None,
 ) -> None:
     """Launch on flat arrays.
@@ -312,6 +320,7 @@ def launch_matmul_grouped_fp8_sm90(
             weight row's to the next one's [elements].
         config: see `nbmoe_kernels.heuristics_fp8_sm90.fp8_hopper_config`.
         num_sms: how many SMs to fill.
+        routed_before: as for `nbmoe_kernels.matmul_grouped_sm90.launch_matmul_grouped_sm90`.
     """
     row_blocks = -(-(2 * -(-n // (2 * UNIT_ROWS))) // config.warpgroups)
     segments = -(-num_rows // config.max_width) + min(max(num_active, 1), num_rows)
@@ -335,5 +344,6 @@ def launch_matmul_grouped_fp8_sm90(
         a_scale_stride,
         *b_scale_strides,
         has_bias,
+        routed_before,
         stream=stream,
     )

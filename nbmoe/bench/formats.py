@@ -8,7 +8,13 @@ from typing import Any
 
 from nbmoe.bench.block_chain import BlockChain, BlockWeights
 from nbmoe.bench.chain import Chain
-from nbmoe.bench.fp8_chain import Fp8Chain, Fp8RowChain, Fp8Weights
+from nbmoe.bench.fp8_chain import (
+    FoldedRowChain,
+    FoldedWeights,
+    Fp8Chain,
+    Fp8RowChain,
+    Fp8Weights,
+)
 from nbmoe.bench.memory import Memory
 from nbmoe.bench.models import Model
 from nbmoe.bench.routed import Routed
@@ -38,6 +44,7 @@ FORMATS = {
     "w4a8": _block(MXFP8, MXFP4),
     "fp8": Format(Fp8Weights, Fp8Chain),
     "fp8_row": Format(lambda memory, model: Fp8Weights(memory, model, by_row=True), Fp8RowChain),
+    "w4a8_row": Format(FoldedWeights, FoldedRowChain),
     "bf16": Format(Bf16Weights, Bf16Chain),
     "w4a16": Format(mxfp4_weights, Bf16Chain),
 }

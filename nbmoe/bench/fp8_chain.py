@@ -1,4 +1,4 @@
-"""FP8: tokens with a scale 128 values of a row, weights with a scale a block of 128 x 128."""
+"""FP8 tokens by FP8 weights, with scales a block or a row, and by MXFP4 weights folded into FP8."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nbmoe import ops
-from nbmoe.bench.block_chain import has_layout
+from nbmoe.bench.block_chain import BlockWeights, has_layout
 from nbmoe.bench.chain import Positions
 from nbmoe.bench.entry import MIXED, MIXED_PAIR, PACKED, PREPARED, Step, in_turn, step
 from nbmoe.bench.exact import F64Array
@@ -18,6 +18,7 @@ from nbmoe.bench.memory import Memory
 from nbmoe.bench.models import Model
 from nbmoe.bench.row_chains import RowChain
 from nbmoe.codecs import decode_e4m3
+from nbmoe.formats import MXFP4
 from nbmoe.layouts import ceil_div
 from nbmoe.prepared.fp8 import unpack_fp8_tokens
 
@@ -108,10 +109,16 @@ class Fp8Chain(RowChain):
         return step(
             self.matmul(),
             *operands,
-            self.w.scales[i],
+            self.weight_scales(i),
             *self.routed.plain_slots,
             estimated_total_m=self.problem.rows,
+            # The routing is done before what a matmul follows, as in a layer.
+            routed_before=True,
         )
+
+    def weight_scales(self, leg: int) -> Any:
+        """What goes with the weights of a matmul."""
+        return self.w.scales[leg]
 
     def matmul(self) -> Callable[..., Any]:
         """The operation."""
@@ -171,3 +178,46 @@ class Fp8RowChain(Fp8Chain):
 
     def rows(self, leg: int, variant: str, positions: Positions) -> F64Array:
         return super().rows(leg, PACKED, positions)
+
+
+class FoldedWeights(BlockWeights):
+    """Random MXFP4 weights, prepared for FP8 tokens."""
+
+    def __init__(self, memory: Memory, model: Model) -> None:
+        super().__init__(memory, model, MXFP4)
+
+    @functools.cached_property
+    def prepared(self) -> list[Any]:
+        """The same with their scales folded into the codes."""
+        return [
+            ops.prepare_w4a8_weights(*operands)
+            for operands in zip(self.codes, self.scales, strict=True)
+        ]
+
+
+class FoldedRowChain(Fp8RowChain):
+    """e4m3 tokens with a scale a row, MXFP4 weights: prepared operands alone."""
+
+    weights = "mxfp4"
+
+    def variants(self) -> tuple[str, ...]:
+        return PREPARED, MIXED
+
+    def missing(self, variant: str) -> str:
+        return "" if hasattr(ops, "prepare_w4a8_weights") else "this version folds no MXFP4 weights"
+
+    def legs(self, variant: str) -> tuple[str, ...]:
+        middle = ("activate", "prepare_inner", "down")
+        return ("quantize", "prepare", "gate_up", *middle) if variant == MIXED else ()
+
+    def extra_legs(self, variant: str) -> tuple[str, ...]:
+        return ()
+
+    def weight_scales(self, leg: int) -> Any:
+        return None
+
+    def operand(self, leg: int, variant: str = MIXED) -> Any:
+        return super().operand(leg, MIXED)
+
+    def rows(self, leg: int, variant: str, positions: Positions) -> F64Array:
+        return self._dequantized(self.operand(leg), positions)

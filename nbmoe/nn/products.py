@@ -231,6 +231,7 @@ class Fp8Product(_Weights):
             self._codes[leg],
             self._scales[leg],
             expert_inputs=(*operands, groups.starts, groups.ids, None),
+            routed_before=True,
             **self._output(leg, groups.rows, run),
         )
 

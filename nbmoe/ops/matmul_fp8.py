@@ -39,6 +39,7 @@ def grouped_dynamic_scaled_fp8_matmul(
     *,
     bias: Any = None,
     estimated_total_m: int | None = None,
+    routed_before: bool = False,
     out: Any = None,
     backend: str | None = None,
     stream: Any = None,
@@ -69,6 +70,7 @@ def grouped_dynamic_scaled_fp8_matmul(
         expert_ids: (S,) int32 expert of each slot; the rows of -1 are 0.
         bias: (E, N) bfloat16, by expert id, added in float32 after the scales.
         estimated_total_m: Expected rows, to choose tile sizes by; never changes a byte.
+        routed_before: See `grouped_matmul_block_scaled`.
         out: (M, N) bfloat16 to write.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
@@ -86,11 +88,12 @@ def grouped_dynamic_scaled_fp8_matmul(
             1024 slots.
     """
     call = Call("grouped_dynamic_scaled_fp8_matmul", validate)
+    routed_before = call.boolean("routed_before", routed_before)
     if are_fp8_prepared(call, hidden, weight):
         scales = (a_scales, b_scales)
         routing = (expert_start, expert_ids, bias, estimated_total_m)
         prepared = take_fp8_prepared(call, hidden, weight, *scales, *routing, rowwise=False)
-        return multiply_fp8(call, prepared, out, backend, stream, rowwise=False)
+        return multiply_fp8(call, prepared, out, backend, stream, routed_before, rowwise=False)
     p = take_fp8_product(call, hidden, weight, expert_start, expert_ids, bias, estimated_total_m)
     a_sf, b_sf = take_block_scales(call, a_scales, b_scales, (), p.num_rows, p.n, p.k)
     output, chosen = _outputs(call, p, b_sf, out, backend, stream)
@@ -113,6 +116,7 @@ def grouped_rowwise_dynamic_scaled_fp8_matmul(
     *,
     bias: Any = None,
     estimated_total_m: int | None = None,
+    routed_before: bool = False,
     out: Any = None,
     backend: str | None = None,
     stream: Any = None,
@@ -138,6 +142,7 @@ def grouped_rowwise_dynamic_scaled_fp8_matmul(
         expert_ids: (S,) int32 expert of each slot; the rows of -1 are 0.
         bias: (E, N) bfloat16, by expert id, added in float32 after the scales.
         estimated_total_m: Expected rows, to choose tile sizes by; never changes a byte.
+        routed_before: See `grouped_matmul_block_scaled`.
         out: (M, N) bfloat16 to write.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
@@ -150,11 +155,12 @@ def grouped_rowwise_dynamic_scaled_fp8_matmul(
         As `grouped_dynamic_scaled_fp8_matmul`.
     """
     call = Call("grouped_rowwise_dynamic_scaled_fp8_matmul", validate)
+    routed_before = call.boolean("routed_before", routed_before)
     if are_fp8_prepared(call, hidden, weight):
         scales = (a_scales, b_scales)
         routing = (expert_start, expert_ids, bias, estimated_total_m)
         prepared = take_fp8_prepared(call, hidden, weight, *scales, *routing, rowwise=True)
-        return multiply_fp8(call, prepared, out, backend, stream, rowwise=True)
+        return multiply_fp8(call, prepared, out, backend, stream, routed_before, rowwise=True)
     p = take_fp8_product(call, hidden, weight, expert_start, expert_ids, bias, estimated_total_m)
     a_sf, a_step, b_sf, b_steps = take_row_scales(call, a_scales, b_scales, p)
     output, chosen = _outputs(call, p, b_sf, out, backend, stream)

@@ -15,7 +15,14 @@ from nbmoe.validate.product_fp8_prepared import PreparedFp8Product, check_fp8_pr
 
 
 def multiply_fp8(
-    call: Call, p: PreparedFp8Product, out: Any, backend: str | None, stream: Any, *, rowwise: bool
+    call: Call,
+    p: PreparedFp8Product,
+    out: Any,
+    backend: str | None,
+    stream: Any,
+    routed_before: bool,
+    *,
+    rowwise: bool,
 ) -> Any:
     """Runs a call whose operands are prepared and checked.
 
@@ -25,6 +32,7 @@ def multiply_fp8(
         out: (M, N) bfloat16 to write, or None.
         backend: See `nbmoe.ops`.
         stream: See `nbmoe.ops`.
+        routed_before: Whether the routing was complete before the previous kernel began.
         rowwise: Scales a row or a tensor instead of a block.
 
     Returns:
@@ -70,6 +78,7 @@ def multiply_fp8(
         b_scale_strides=p.b_steps,
         has_bias=p.bias is not None,
         config=fp8_hopper_config(p.n, k, count, p.estimated_total_m, _kind_of(p)),
+        routed_before=routed_before,
         stream=call.stream,
     )
     return output.owner

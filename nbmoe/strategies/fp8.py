@@ -278,6 +278,7 @@ class Fp8Strategy:
         a_scales_max_padded_m: int = 0,
         *,
         bias: Any = None,
+        routed_before: bool = False,
         out: Any = None,
         stream: Any = None,
         validate: str | None = None,
@@ -293,6 +294,7 @@ class Fp8Strategy:
             estimated_total_m: Expected rows, to choose tile sizes by; never changes a byte.
             a_scales_max_padded_m: Accepted without effect, an int >= 0.
             bias: (E, N) bfloat16, by expert id.
+            routed_before: See `nbmoe.ops.grouped_matmul_block_scaled`.
             out: (M, N) bfloat16 to write.
 
         Returns:
@@ -322,6 +324,7 @@ class Fp8Strategy:
             inputs.expert_ids,
             bias=bias,
             estimated_total_m=estimated_total_m,
+            routed_before=routed_before,
             out=out,
             **self._run(stream, validate),
         )

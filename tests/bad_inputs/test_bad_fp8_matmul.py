@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nbmoe.errors import DTypeError, RoutingError, ScaleError, ShapeError
+from nbmoe.errors import ArgTypeError, DTypeError, RoutingError, ScaleError, ShapeError
 from nbmoe.layouts import ceil_div
 from nbmoe.operand import named_dtype
 from tests.bad_inputs.case import (
@@ -16,6 +16,7 @@ from tests.bad_inputs.case import (
     check,
     edit,
     narrow,
+    put,
     remake,
     shorter,
     table,
@@ -70,6 +71,7 @@ def grouped_cases(entry: str) -> Iterator[Case]:
     yield Case("bias", narrow("bias", n - 8), ShapeError, "bias", got, says)
     yield Case("bias-f32", cast("bias", np.float32), DTypeError, "bias", "float32", "bfloat16")
     yield Case("M21", shorter("out"), ShapeError, "out", rf"\({ROWS - 1}, {n}\)", r"\(M, N\)")
+    yield Case("early", put(routed_before=1), ArgTypeError, "routed_before", "int 1", "a bool")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Runs the library's own kernels through `emulate.check`, at small shapes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,9 @@ class CheckingExecutor:
 
     multiprocessors = 1
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, routed_before: bool = False, **options: Any) -> None:
+        """``routed_before``: what kernels are told that may start while the previous one runs."""
+        self.routed_before = routed_before
         self.options = options
         self.reports: list[emulate.Report] = []
         self.kernels: list[str] = []
@@ -39,7 +41,7 @@ class CheckingExecutor:
             kernel.py_func,
             grid,
             kernel.threads,
-            *(_marked(kernel, p, a) for p, a in zip(kernel.params, args, strict=True)),
+            *_marked(kernel, args, self.routed_before),
             shared_bytes=kernel.shared_bytes,
             **self.options,
         )
@@ -52,15 +54,16 @@ class CheckingExecutor:
 
 
 READ_BEFORE_THE_WAIT = {"weights", "expert_start", "expert_ids"}
-"""What a kernel that may start before the previous one has ended may read at once: no kernel that
-lets the next one start early has just written it."""
+"""What a kernel may read while the previous one runs, if it is told that the routing is done."""
 
 
-def _marked(kernel: Any, param: Any, value: Any) -> Any:
-    """An argument; of a kernel that starts early, as the previous one may still use it."""
-    typed = _typed(param, value)
-    early = kernel.overlaps_previous and param.name not in READ_BEFORE_THE_WAIT
-    return emulate.unfinished(typed) if early and param.is_pointer else typed
+def _marked(kernel: Any, args: tuple[Any, ...], routed_before: bool) -> Iterator[Any]:
+    """The arguments; of a kernel that starts early, as the previous one may still use them."""
+    at_once = READ_BEFORE_THE_WAIT if routed_before else ()
+    for param, value in zip(kernel.params, args, strict=True):
+        typed = _typed(param, routed_before if param.name == "routed_before" else value)
+        early = kernel.overlaps_previous and param.is_pointer and param.name not in at_once
+        yield emulate.unfinished(typed) if early else typed
 
 
 def _typed(param: Any, value: Any) -> Any:
@@ -72,9 +75,9 @@ def _typed(param: Any, value: Any) -> Any:
 
 
 @contextmanager
-def checking(**options: Any) -> Any:
+def checking(routed_before: bool = False, **options: Any) -> Any:
     """Within it, `nbmoe.ops` on the emulator are checked; gives the executor."""
-    executor = CheckingExecutor(**options)
+    executor = CheckingExecutor(routed_before, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "executor", lambda name, device=None, **_: executor)
         yield executor

@@ -16,6 +16,7 @@ from nbmoe.prepared.w4a8 import pack_w4a8_weights
 from nbmoe_kernels import heuristics_fp8_sm90
 from nbmoe_kernels.catalog_sm90 import fp8_variants, fused_variants, plain_configs
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
+from tests.emulator.checked import shipped
 from tests.emulator.checked.shipped import checking
 from tests.fp8_operands import make_problem as make_fp8_problem
 from tests.kernels import test_matmul_sm90 as plain_tests
@@ -32,7 +33,8 @@ N, K = 72, 352
 """A warpgroup's rows and a part; more of K than a stage holds, and not a multiple of 64."""
 EMULATED: Any = SimpleNamespace(name="emulate")
 OAI = GatedActivation("swigluoai", 1.702, 7.0)
-SCHEDULES = ("fifo", "random:1", "pct:3:1")
+SCHEDULES = {"fifo": True, "random:1": True, "pct:3:1": False}
+"""And whether the routing is declared done, so that kernels read it before they wait."""
 
 
 def plain(config: HopperMatmulConfig, compare: bool = False) -> None:
@@ -97,8 +99,19 @@ CALLS = runs()
 
 @pytest.mark.parametrize("name", CALLS)
 def test_no_finding_and_the_references_bytes(name: str) -> None:
-    for schedule in SCHEDULES:
-        with checking(schedules=[schedule]) as executor:
+    for schedule, routed_before in SCHEDULES.items():
+        with checking(routed_before, schedules=[schedule]) as executor:
             CALLS[name](compare=True)
         assert executor.reports, "nothing was launched"
         assert not executor.findings, str(executor.findings[0])
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused", "fp8"])
+def test_only_a_declared_routing_is_read_at_once(kind: str, monkeypatch: Any) -> None:
+    """Kernels that are told nothing but read as if the routing were declared."""
+    name = next(n for n in CALLS if n.startswith(kind))
+    monkeypatch.setattr(shipped, "READ_BEFORE_THE_WAIT", set())
+    with checking(True, schedules=["fifo"]) as executor:
+        CALLS[name]()
+    found = {(f.id, f.variable) for f in executor.findings}
+    assert {("RACE_RAW", "expert_start"), ("RACE_RAW", "expert_ids")} <= found
