@@ -189,6 +189,11 @@ def read(array: Array) -> NDArray[Any]:
     """The data of an operand as numpy: a view of host memory, a copy of a GPU's."""
     if array.view is not None:
         return array.view
+    return _copied(array)[: array.shape[0]] if array.shape else _copied(array)
+
+
+def _copied(array: Array) -> NDArray[Any]:
+    """All data of an operand's owner on a GPU."""
     if array.kind is Kind.TORCH:
         return torch_tensor.to_host(array.owner, array.dtype)
     if array.kind is Kind.JAX:

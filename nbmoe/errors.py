@@ -71,5 +71,9 @@ class UnsupportedError(NbmoeError, NotImplementedError):
     """The operation is not available for this format, shape or device."""
 
 
+class WorkspaceError(NbmoeError, ValueError):
+    """Memory that a caller keeps between calls is too small, in use, or not as calls leave it."""
+
+
 class CaptureError(NbmoeError, RuntimeError):
     """The call cannot be made while a CUDA graph is being captured."""

@@ -156,6 +156,12 @@ class Array(NamedTuple):
         """Number of elements."""
         return self.extent.nbytes // self.extent.itemsize
 
+    def leading(self, count: int) -> Array:
+        """The first elements along axis 0, of the same memory."""
+        rest, size = self.extent.shape[1:], self.extent.itemsize
+        view = None if self.view is None else self.view[:count]
+        return self._replace(extent=extent((count, *rest), size, None), view=view)
+
     def overlaps(self, other: Array) -> bool:
         """Whether two contiguous arrays share a byte."""
         mine, theirs = self.extent.nbytes, other.extent.nbytes

@@ -244,6 +244,8 @@ def _is_slower(config: HopperMatmulConfig, rows: int, k: int) -> str:
         return f"a tile of {narrowest} tokens or more is mostly padding at {rows} rows"
     if config.warp_products and rows > _BY_WARPS_ROWS:
         return f"wgmma multiplies {rows} rows as fast as one"
+    if config.warp_products and config.b_format in ("mxfp4", "mxfp8"):
+        return "the branch of its decoding stands between the warps' products"
     segments = -(-rows // widest)
     if segments > 3 and widest < _WIDEST[-1]:
         # Each segment reads and decodes the expert's weights again.

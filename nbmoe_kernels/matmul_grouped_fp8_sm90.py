@@ -65,7 +65,6 @@ from nbmoe_kernels.matmul_fp8_sm90_scale_types import SCALE_POINTERS
 from nbmoe_kernels.matmul_fp8_sm90_scaler import make_multiply_scales
 from nbmoe_kernels.matmul_fp8_sm90_tile import ZERO, make_multiply_tile
 from nbmoe_kernels.matmul_fp8_sm90_tile_folded import make_multiply_folded
-from nbmoe_kernels.matmul_fp8_sm90_tile_pairs import MOST_TOKENS, make_multiply_pairs
 from nbmoe_kernels.matmul_sm90_schedule import make_build_table
 from nbmoe_kernels.prepared_tokens import token_rows
 
@@ -78,8 +77,6 @@ def _make_run_tile(
     if config.b_format == "mxfp4":
         assert not has_block_scales, "folded weights have scales of rows"
         multiply = make_multiply_folded(config, width)
-    elif config.warpgroups == 1 and width <= MOST_TOKENS:
-        multiply = make_multiply_pairs(config, width, has_block_scales)
     else:
         multiply = make_multiply_tile(config, width, has_block_scales)
     load_rows = make_load_rows(has_block_scales, scale_type)

@@ -19,10 +19,15 @@ from typing import Any
 import numpy as np
 
 from nbmoe_kernels.device.decode_prepared import (
+    are_below_two,
     bf16x2_scales,
+    e2m1_scales_below_two,
+    e4m3_scales_below_two,
     f16x2_scales,
+    prepared_e2m1_below_two,
     prepared_e2m1_to_bf16,
     prepared_e2m1_to_f16,
+    prepared_e4m3_below_two,
     prepared_e4m3_to_bf16,
 )
 from nbmoe_kernels.device.memory import load_shared_half, load_shared_words
@@ -118,11 +123,18 @@ def _decode_nvfp4(raw, out, first):
 
 @device_function
 def _decode_mxfp4(raw, out, first):
-    s0, s1 = bf16x2_scales(raw[4])
-    prepared_e2m1_to_bf16(raw[0], s0, out, first, 4)
-    prepared_e2m1_to_bf16(raw[1], s0, out, first + 2, 4)
-    prepared_e2m1_to_bf16(raw[2], s1, out, first + 1, 4)
-    prepared_e2m1_to_bf16(raw[3], s1, out, first + 3, 4)
+    if are_below_two(raw[4]):
+        s0, s1 = e2m1_scales_below_two(raw[4])
+        prepared_e2m1_below_two(raw[0], s0, out, first, 4)
+        prepared_e2m1_below_two(raw[1], s0, out, first + 2, 4)
+        prepared_e2m1_below_two(raw[2], s1, out, first + 1, 4)
+        prepared_e2m1_below_two(raw[3], s1, out, first + 3, 4)
+    else:
+        s0, s1 = bf16x2_scales(raw[4])
+        prepared_e2m1_to_bf16(raw[0], s0, out, first, 4)
+        prepared_e2m1_to_bf16(raw[1], s0, out, first + 2, 4)
+        prepared_e2m1_to_bf16(raw[2], s1, out, first + 1, 4)
+        prepared_e2m1_to_bf16(raw[3], s1, out, first + 3, 4)
 
 
 def _make_load_mxfp8(unit: UnitKind, displacement: int) -> Callable[..., Any]:
@@ -140,12 +152,22 @@ def _make_load_mxfp8(unit: UnitKind, displacement: int) -> Callable[..., Any]:
 
 @device_function
 def _decode_mxfp8(raw, out, first):
-    s0, s1 = bf16x2_scales(raw[8])
-    for plane in unroll(range(2)):
-        prepared_e4m3_to_bf16(raw[4 * plane], s0, out, first + 8 * plane, 4)
-        prepared_e4m3_to_bf16(raw[4 * plane + 1], s1, out, first + 8 * plane + 1, 4)
-        prepared_e4m3_to_bf16(raw[4 * plane + 2], s0, out, first + 8 * plane + 2, 4)
-        prepared_e4m3_to_bf16(raw[4 * plane + 3], s1, out, first + 8 * plane + 3, 4)
+    if are_below_two(raw[8]):
+        s0, s1 = e4m3_scales_below_two(raw[8])
+        for plane in unroll(range(2)):
+            at, to = 4 * plane, first + 8 * plane
+            prepared_e4m3_below_two(raw[at], s0, out, to, 4)
+            prepared_e4m3_below_two(raw[at + 1], s1, out, to + 1, 4)
+            prepared_e4m3_below_two(raw[at + 2], s0, out, to + 2, 4)
+            prepared_e4m3_below_two(raw[at + 3], s1, out, to + 3, 4)
+    else:
+        s0, s1 = bf16x2_scales(raw[8])
+        for plane in unroll(range(2)):
+            at, to = 4 * plane, first + 8 * plane
+            prepared_e4m3_to_bf16(raw[at], s0, out, to, 4)
+            prepared_e4m3_to_bf16(raw[at + 1], s1, out, to + 1, 4)
+            prepared_e4m3_to_bf16(raw[at + 2], s0, out, to + 2, 4)
+            prepared_e4m3_to_bf16(raw[at + 3], s1, out, to + 3, 4)
 
 
 def _make_load_bf16(unit: UnitKind, displacement: int) -> Callable[..., Any]:

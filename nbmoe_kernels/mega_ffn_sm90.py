@@ -171,6 +171,7 @@ def launch_mega_ffn_sm90(
     down_bias: Any,
     *,
     num_active: int,
+    num_slots: int,
     num_rows: int,
     k: int,
     moe_dim: int,
@@ -193,7 +194,8 @@ def launch_mega_ffn_sm90(
     Arrays whose ``has_`` flag is off are not read, nor is ``c_input_scales`` for MX formats.
 
     Args:
-        num_active: slots, 1 up to ``config.max_slots``.
+        num_active: slots that have a part, 1 up to ``config.max_slots``.
+        num_slots: slots that tokens and middle are laid out for, at least as many.
         middle: scratch, as u32 words; ``middle_bytes`` is the same memory.
         counters: u32, 0; at least `most_segments` of them.
         routed_before: as for `nbmoe_kernels.matmul_grouped_sm90.launch_matmul_grouped_sm90`.
@@ -229,7 +231,7 @@ def launch_mega_ffn_sm90(
         has_down_scales,
         num_active,
         num_rows,
-        token_rows(num_rows, num_active),
+        token_rows(num_rows, num_slots),
         2 * moe_dim,
         k64_count(k),
         n64_count(2 * moe_dim),

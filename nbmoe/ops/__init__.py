@@ -23,6 +23,8 @@ from nbmoe.ops.matmul_fp8 import (
     grouped_rowwise_dynamic_scaled_fp8_matmul,
 )
 from nbmoe.ops.matmul_ragged import grouped_matmul_ragged, grouped_matmul_w4a16
+from nbmoe.ops.mega_ffn import mega_ffn_nvfp4
+from nbmoe.ops.mega_ffn_scratch import mega_ffn_arrival_count_size, mega_ffn_workspace_size
 from nbmoe.ops.prepare_fp8 import prepare_fp8_tokens, prepare_fp8_weights
 from nbmoe.ops.prepare_tokens import prepare_tokens
 from nbmoe.ops.prepare_w4a8 import prepare_w4a8_weights
@@ -57,6 +59,9 @@ __all__ = [
     "grouped_quantize_dynamic_block_scaled",
     "grouped_quantize_nvfp4_row_scaled",
     "grouped_rowwise_dynamic_scaled_fp8_matmul",
+    "mega_ffn_arrival_count_size",
+    "mega_ffn_nvfp4",
+    "mega_ffn_workspace_size",
     "moe_create_indices",
     "moe_finalize",
     "mxfp4_dequant",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import numbers
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from numpy.typing import NDArray
@@ -88,10 +90,35 @@ class Call:
             raise ConfigError(self.message("validate", f"one of {LEVELS}", repr(validate)))
         self._validate = validate
         self._stream = 0
+        self._names: dict[str, str] = {}
 
     def message(self, arg: str, rule: str, value: object, hint: str = "") -> str:
         """Builds an error message of this call."""
-        return message(self.api, arg, rule, value, hint)
+        texts = (self._renamed(str(text)) for text in (arg, rule, value, hint))
+        return message(self.api, *texts)
+
+    # Names
+
+    @contextmanager
+    def naming(self, **names: str) -> Iterator[None]:
+        """Within it, checks that speak of ``hidden=`` mean, say, ``"hidden_states"``.
+
+        So the checks of an operation serve one that has several of its operands.
+        """
+        outer, self._names = self._names, names
+        try:
+            yield
+        finally:
+            self._names = outer
+
+    def taken(self, arg: str) -> Array:
+        """An input that was taken."""
+        return self.inputs[self._names.get(arg, arg)]
+
+    def _renamed(self, text: str) -> str:
+        if not self._names:
+            return text
+        return re.sub(rf"\b({'|'.join(self._names)})\b", lambda m: self._names[m[0]], text)
 
     # Arrays
 
@@ -124,7 +151,7 @@ class Call:
             raise missing(self.message(arg, f"{shape} {elements}", "None", f"{arg} is required"))
         described = describe(self.api, arg, x)
         self._check_array(arg, described, elements, shape)
-        self.inputs[arg] = described
+        self.inputs[self._names.get(arg, arg)] = described
         return described
 
     def optional(self, arg: str, x: Any, elements: Elements, shape: str) -> Array | None:
@@ -216,7 +243,7 @@ class Call:
         Raises:
             ShapeError: a size differs.
         """
-        got = self.inputs[arg].extent.shape
+        got = self.taken(arg).extent.shape
         if got == expected:
             return
         if any(e is not None and e != g for e, g in zip(expected, got, strict=True)):

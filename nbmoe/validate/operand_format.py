@@ -25,7 +25,7 @@ def operand_format(
     Raises:
         ConfigError: `fmt` is unknown, or contradicts the element types.
     """
-    values, factors = call.inputs[codes], call.inputs[scales]
+    values, factors = call.taken(codes), call.taken(scales)
     found = _of_types(values, factors) if fmt is None else block_format(fmt, call.api, arg)
     for name, array, elements in (
         (codes, values, codes_of(found)),

@@ -153,6 +153,7 @@ def run(config: FusedMatmulConfig, p: Problem, executor: Any = None, launches: i
             flat(up.bias, np.uint16),
             flat(down.bias, np.uint16),
             num_active=slots,
+            num_slots=slots,
             num_rows=s.rows,
             k=up.k,
             moe_dim=down.k,

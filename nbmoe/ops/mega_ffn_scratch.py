@@ -1,0 +1,103 @@
+"""What `mega_ffn_nvfp4` keeps between calls: counters and scratch, and how large they must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbmoe.arrays import Array
+from nbmoe.errors import WorkspaceError
+from nbmoe.prepared.tokens import token_shape
+from nbmoe.streams import is_capturing
+from nbmoe.validate import Call
+
+_SMALLEST_SEGMENT = 8
+"""Rows of the narrowest tile that any kernel has."""
+
+
+def mega_ffn_arrival_count_size(num_rows: int, num_active_experts: int) -> int:
+    """How many counters `mega_ffn_nvfp4` may touch: one a row block of a slot.
+
+    Args:
+        num_rows: M, rows of all slots [rows].
+        num_active_experts: Slots.
+
+    Returns:
+        Elements of `arrival_count`, whatever the routing.
+    """
+    return num_rows // _SMALLEST_SEGMENT + max(1, min(num_active_experts, num_rows))
+
+
+def mega_ffn_workspace_size(num_rows: int, num_slots: int, moe_dim: int) -> int:
+    """How much memory holds what lies between both matmuls of `mega_ffn_nvfp4`.
+
+    Args:
+        num_rows: M, rows of all slots [rows].
+        num_slots: S, entries of `expert_ids`.
+        moe_dim: D [elements].
+
+    Returns:
+        Bytes of `workspace`, enough for every format and for prepared operands.
+    """
+    panels, rows, row_bytes = token_shape(num_rows, num_slots, moe_dim)
+    return panels * rows * row_bytes
+
+
+def check_counters(call: Call, counters: Array, needed: int) -> None:
+    """Refuses counters that are too few, or "full" that a call has not left at 0.
+
+    Raises:
+        WorkspaceError: they are.
+    """
+    if counters.shape[0] < needed:
+        rule = f"at least {needed} counters, for these rows and slots"
+        got = f"{counters.shape[0]}"
+        hint = "nbmoe.ops.mega_ffn_arrival_count_size says how many"
+        raise WorkspaceError(call.message("arrival_count", rule, got, hint))
+    if call.checks("full"):
+        values = call.data(counters)[:needed]
+        if values.any():
+            at = int(values.argmax())
+            hint = "zero them once; a call leaves them at 0, another one may be running"
+            got = f"arrival_count[{at}] = {values[at]}"
+            raise WorkspaceError(call.message("arrival_count", "counters of 0", got, hint))
+
+
+class Owners:
+    """Which stream last used which counters: two launches that share some must be in order."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, Any]] = {}
+
+    def check(self, call: Call, counters: Array) -> None:
+        """Refuses counters that another stream still uses. A call on a GPU only.
+
+        Raises:
+            WorkspaceError: it does.
+        """
+        from cuda.bindings import driver
+
+        stream, event = self._last.get(counters.pointer, (call.stream, None))
+        if event is None or stream == call.stream or is_capturing(call.stream):
+            return
+        (status,) = driver.cuEventQuery(event)
+        if status == driver.CUresult.CUDA_ERROR_NOT_READY:
+            rule = "counters that no other stream uses"
+            got = f"some in use on stream {stream:#x}, for one on stream {call.stream:#x}"
+            hint = "give each stream its own, or let one wait for the other"
+            raise WorkspaceError(call.message("arrival_count", rule, got, hint))
+
+    def note(self, call: Call, counters: Array) -> None:
+        """Remembers the launch that was just made, unless it is only being captured."""
+        from cuda.bindings import driver
+
+        if is_capturing(call.stream):
+            return
+        _, event = self._last.get(counters.pointer, (0, None))
+        if event is None:
+            flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            _, event = driver.cuEventCreate(flags)
+        driver.cuEventRecord(event, call.stream)
+        self._last[counters.pointer] = call.stream, event
+
+
+OWNERS = Owners()
