@@ -74,7 +74,7 @@ class FakeDeviceArray:
 class Recorder:
     """An executor that runs nothing."""
 
-    multiprocessors = 1
+    multiprocessors, overlaps_launches = 1, True
 
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
