@@ -271,11 +271,6 @@ class WaitingExecutor:
         """Multiprocessors of the GPU."""
         return self.executor.multiprocessors
 
-    @property
-    def overlaps_launches(self) -> bool:
-        """Whether the GPU's kernels may start early."""
-        return self.executor.overlaps_launches
-
     def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None:
         """Launches `kernel` as the executor does; returns when the stream has finished."""
         self.executor(kernel, grid, args, stream)
@@ -287,10 +282,9 @@ class EmulateExecutor:
 
     Attributes:
         multiprocessors: So few that persistent blocks take several tiles.
-        overlaps_launches: So the kernels that start early on a GPU are those that run here.
     """
 
-    multiprocessors, overlaps_launches = 2, True
+    multiprocessors = 2
 
     def __init__(self, engine: Engine) -> None:
         """Takes the name of an engine of `emulate.launch`."""

@@ -42,7 +42,7 @@ _WIDE_COPY_K, _NARROW_COPY_K = 64, 48
 
 def catalog() -> tuple[Kernel, ...]:
     """All kernels; of tile shapes, formats, capacities and flags each at least once."""
-    return (*_routing(), *_quantizers(), *_matmuls(), *hopper_catalog(), *_combine())
+    return (*_routing(), *_quantizers(), *_matmuls(), *hopper_catalog(), make_moe_finalize())
 
 
 def _routing() -> tuple[Kernel, ...]:
@@ -53,19 +53,13 @@ def _routing() -> tuple[Kernel, ...]:
         make_route_sigmoid(128),
         make_route_sigmoid(MAX_EXPERTS),
         make_route_logits_grouped(128),
-        make_route_logits_grouped(128, overlaps=True),
         make_route_sigmoid_grouped(128),
-        make_route_sigmoid_grouped(128, overlaps=True),
         make_create_indices(64),
         make_create_indices(MAX_EXPERTS),
         make_create_indices(128, many_blocks=True),
         make_create_indices(MAX_EXPERTS, many_blocks=True),
         make_gather_rows(),
     )
-
-
-def _combine() -> tuple[Kernel, ...]:
-    return make_moe_finalize(), make_moe_finalize(overlaps=True)
 
 
 def _quantizers() -> tuple[Kernel, ...]:

@@ -12,8 +12,6 @@ Shapes: output (T, H) bf16, down (M, H) bf16, restore_token_order (T * top_k,) u
 Thread map: block (x, y) handles token x and columns [1024 y, 1024 y + 1024), 8 a thread. No thread
 shares anything with another.
 
-With `overlaps` the kernel starts while the one before it ends, and waits for that before it reads.
-
 A thread first asks for a batch of rows and only then adds them, so that it waits for memory once a
 batch and not once a row.
 """
@@ -26,7 +24,6 @@ from numba import cuda
 
 from nbmoe_kernels.create_indices import NOWHERE
 from nbmoe_kernels.device.convert import bf16x2_of_f32
-from nbmoe_kernels.device.grid_dependency import wait_for_previous_grid
 from nbmoe_kernels.device.math import bits_f32, fma_rn
 from nbmoe_kernels.device.memory import load_v4, store_v4
 from nbmoe_kernels.device.op import device_function, unroll
@@ -49,7 +46,7 @@ def accumulate_pair(acc, i, weight, word):
 
 
 @functools.cache
-def make_moe_finalize(batch: int = BATCH, overlaps: bool = False) -> Kernel:
+def make_moe_finalize(batch: int = BATCH) -> Kernel:
     """The kernel that asks for `batch` rows at once."""
     batch_words = 4 * batch
 
@@ -57,15 +54,11 @@ def make_moe_finalize(batch: int = BATCH, overlaps: bool = False) -> Kernel:
         "global u32* output, global u32* down, global u32* restore_token_order, "
         "global f32* weights, global u32* shared, u32 top_k, u32 num_words, u32 has_shared",
         threads=THREADS,
-        min_cc=(9, 0) if overlaps else (8, 0),
-        overlaps_previous=overlaps,
-        name=f"moe_finalize_{batch}{'_early' if overlaps else ''}",
+        name=f"moe_finalize_{batch}",
     )
     def moe_finalize(
         output, down, restore_token_order, weights, shared, top_k, num_words, has_shared
     ):
-        if overlaps:
-            wait_for_previous_grid()
         token = np.uint32(cuda.blockIdx.x)
         first = np.uint32(np.uint32(cuda.blockIdx.y) * np.uint32(THREADS))
         word = np.uint32(np.uint32(first + np.uint32(cuda.threadIdx.x)) * np.uint32(4))
@@ -140,7 +133,7 @@ def launch_moe_finalize(
     ``shared`` is too, and is not touched without ``has_shared``.
     """
     columns = THREADS * COLUMNS_PER_THREAD
-    make_moe_finalize(overlaps=executor.overlaps_launches).launch(
+    make_moe_finalize().launch(
         executor,
         (num_tokens, -(-num_cols // columns), 1),
         output,

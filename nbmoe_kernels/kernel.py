@@ -69,11 +69,6 @@ class Executor(Protocol):
         """By which persistent kernels choose their grid."""
         ...
 
-    @property
-    def overlaps_launches(self) -> bool:
-        """Whether kernels with `overlaps_previous` run."""
-        ...
-
     def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None: ...
 
 

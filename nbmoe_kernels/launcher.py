@@ -65,7 +65,6 @@ class GpuExecutor:
     Attributes:
         cc: compute capability.
         multiprocessors: by which persistent kernels choose their grid.
-        overlaps_launches: whether kernels with `overlaps_previous` run: from 9.0 on.
     """
 
     def __init__(self, device_id: int | None = None) -> None:
@@ -78,7 +77,6 @@ class GpuExecutor:
         capability = self.device.compute_capability
         self.cc = (capability.major, capability.minor)
         self.multiprocessors = int(self.device.properties.multiprocessor_count)
-        self.overlaps_launches = self.cc >= (9, 0)
         self._several_devices = len(Device.get_all_devices()) > 1
         self._loaded: dict[Kernel, _LoadedKernel] = {}
         self._streams: dict[int, Any] = {}

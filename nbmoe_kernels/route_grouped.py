@@ -3,9 +3,6 @@
 The operands and results are those of `route_logits` or `route_sigmoid` and of `create_indices`,
 whose slots are the ids of all tokens.
 
-With `overlaps` the kernel starts while the one before it ends, waits for that before it touches
-anything, and lets the next one start, which waits in turn.
-
 Thread map: one block of 16 warps. Warp w routes tokens from `tokens_per_warp` * w on, one after
 another; then the block places the slots as `group_slots` says.
 
@@ -19,7 +16,6 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.grid_dependency import allow_next_grid, wait_for_previous_grid
 from nbmoe_kernels.group_layout import THREADS, WARPS, experts_capacity, layout_of
 from nbmoe_kernels.group_slots import make_group_slots
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
@@ -48,7 +44,7 @@ def fits(num_tokens: int, width: int, num_experts: int) -> bool:
 
 
 @functools.cache
-def make_route_logits_grouped(capacity: int, overlaps: bool = False) -> Kernel:
+def make_route_logits_grouped(capacity: int) -> Kernel:
     """The kernel for softmax and what else chooses by logits, up to `capacity` experts."""
     route_token = make_route_token_by_logits(capacity)
     group_slots = make_group_slots(capacity, False)
@@ -58,9 +54,7 @@ def make_route_logits_grouped(capacity: int, overlaps: bool = False) -> Kernel:
         "u32 has_bias, u32 top_k, u32 scoring, u32 renormalize, f32 factor, u32 shared_slot",
         threads=THREADS,
         shared_bytes=layout_of(capacity, False).nbytes,
-        min_cc=(9, 0) if overlaps else (8, 0),
-        overlaps_previous=overlaps,
-        name=f"route_logits_grouped_{capacity}{'_early' if overlaps else ''}",
+        name=f"route_logits_grouped_{capacity}",
     )
     def route_logits_grouped(
         topk_ids,
@@ -85,9 +79,6 @@ def make_route_logits_grouped(capacity: int, overlaps: bool = False) -> Kernel:
         factor,
         shared_slot,
     ):
-        if overlaps:
-            wait_for_previous_grid()
-            allow_next_grid()
         words = cuda.shared.array(0, np.uint32, alignment=16)
         thread = np.uint32(cuda.threadIdx.x)
         lane = np.uint32(thread & np.uint32(31))
@@ -133,7 +124,7 @@ def make_route_logits_grouped(capacity: int, overlaps: bool = False) -> Kernel:
 
 
 @functools.cache
-def make_route_sigmoid_grouped(capacity: int, overlaps: bool = False) -> Kernel:
+def make_route_sigmoid_grouped(capacity: int) -> Kernel:
     """The kernel for sigmoid, correction bias and groups of experts, up to `capacity` experts."""
     route_token = make_route_token_by_sigmoid(capacity)
     group_slots = make_group_slots(capacity, False)
@@ -144,9 +135,7 @@ def make_route_sigmoid_grouped(capacity: int, overlaps: bool = False) -> Kernel:
         "u32 lane_bits, u32 renormalize, f32 factor, u32 shared_slot",
         threads=THREADS,
         shared_bytes=layout_of(capacity, False).nbytes,
-        min_cc=(9, 0) if overlaps else (8, 0),
-        overlaps_previous=overlaps,
-        name=f"route_sigmoid_grouped_{capacity}{'_early' if overlaps else ''}",
+        name=f"route_sigmoid_grouped_{capacity}",
     )
     def route_sigmoid_grouped(
         topk_ids,
@@ -175,9 +164,6 @@ def make_route_sigmoid_grouped(capacity: int, overlaps: bool = False) -> Kernel:
         factor,
         shared_slot,
     ):
-        if overlaps:
-            wait_for_previous_grid()
-            allow_next_grid()
         words = cuda.shared.array(0, np.uint32, alignment=16)
         thread = np.uint32(cuda.threadIdx.x)
         lane = np.uint32(thread & np.uint32(31))
@@ -251,9 +237,7 @@ def launch_route_logits_grouped(
     stream: Any = None,
 ) -> None:
     """Launch on flat arrays; `indices` are those of `launch_create_indices`, in its order."""
-    make_route_logits_grouped(
-        _capacity(num_experts + shared_slot), executor.overlaps_launches
-    ).launch(
+    make_route_logits_grouped(_capacity(num_experts + shared_slot)).launch(
         executor,
         (1, 1, 1),
         topk_ids,
@@ -298,9 +282,7 @@ def launch_route_sigmoid_grouped(
     stream: Any = None,
 ) -> None:
     """Launch on flat arrays; `indices` are those of `launch_create_indices`, in its order."""
-    make_route_sigmoid_grouped(
-        _capacity(num_experts + shared_slot), executor.overlaps_launches
-    ).launch(
+    make_route_sigmoid_grouped(_capacity(num_experts + shared_slot)).launch(
         executor,
         (1, 1, 1),
         topk_ids,

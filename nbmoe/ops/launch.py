@@ -48,11 +48,6 @@ class _CallExecutor:
         """Those of the GPU."""
         return self.run.multiprocessors
 
-    @property
-    def overlaps_launches(self) -> bool:
-        """That of the GPU."""
-        return self.run.overlaps_launches
-
     def __call__(self, kernel: Kernel, grid: Grid, args: tuple[Any, ...], stream: Any) -> None:
         try:
             self.run(kernel, grid, args, stream)

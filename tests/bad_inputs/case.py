@@ -74,7 +74,7 @@ class FakeDeviceArray:
 class Recorder:
     """An executor that runs nothing."""
 
-    multiprocessors, overlaps_launches = 1, True
+    multiprocessors = 1
 
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []

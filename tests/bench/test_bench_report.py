@@ -85,7 +85,7 @@ def test_reading_memory_writes_none_of_it():
 class Recorder:
     """An executor that keeps what is launched."""
 
-    multiprocessors, overlaps_launches = 132, True
+    multiprocessors = 132
 
     def __init__(self, cc):
         self.cc, self.launched = cc, []

@@ -19,7 +19,7 @@ bindings = pytest.importorskip("cuda.bindings")
 class FakeGpu:
     """Writes down what it is asked to do. An event takes 10 us, the first ones 1 ms."""
 
-    multiprocessors, cc, overlaps_launches = 132, (9, 0), True
+    multiprocessors, cc = 132, (9, 0)
     name = "Fake GPU"
 
     def __init__(self):

@@ -26,7 +26,7 @@ class CheckingExecutor:
         multiprocessors: so few that persistent blocks take several tiles.
     """
 
-    multiprocessors, overlaps_launches = 1, True
+    multiprocessors = 1
 
     def __init__(self, routed_before: bool = False, **options: Any) -> None:
         """``routed_before``: what kernels are told that may start while the previous one runs."""
@@ -112,17 +112,6 @@ def _finalize() -> Callable[[], Any]:
     order = np.array([0, 5, 3, 0xFFFFFFFF, 1, 2], np.uint32)
     weights = rng.uniform(0, 1, (3, 2)).astype(np.float32)
     return lambda: ops.moe_finalize(down, order, weights, backend="emulate")
-
-
-def in_turn(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A call on a GPU whose kernels wait for each other's end."""
-
-    def run() -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(backend.executor("emulate")), "overlaps_launches", False)
-            return call()
-
-    return run
 
 
 def _with_config(config: Any, call: Callable[[], Any]) -> Callable[[], Any]:

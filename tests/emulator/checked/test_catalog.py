@@ -41,7 +41,7 @@ def unchecked(calls: Iterable[Callable[[], Any]]) -> set[str]:
     launched: set[str] = set()
 
     class Recorder:
-        multiprocessors, overlaps_launches = 1, True
+        multiprocessors = 1
 
         def __call__(self, kernel: Any, grid: Any, args: Any, stream: Any) -> None:
             launched.add(kernel.name)

@@ -12,7 +12,6 @@ from nbmoe_kernels import create_indices
 from nbmoe_kernels.create_indices import MAX_EXPERTS
 from nbmoe_kernels.reciprocal import launch_reciprocal
 from tests.emulator.checked.orders import check_orders
-from tests.emulator.checked.shipped import in_turn
 from tests.strategies import activations, expert_choice
 
 SCHEDULES = ("fifo", "random:0", "random:1", "pct:3:1")
@@ -55,7 +54,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     shared: dict[str, Any] = {"num_parts": 2, "bias": bias, "shared_slot": True, **here}
     groups = {"scoring": "sigmoid", "n_groups": 4, "topk_group": 2, "correction_bias": correction}
     gate = activations(rng, 18, 1032, "gauss")
-    calls = {
+    return {
         "router_logits": lambda: ops.router_logits(
             np.concatenate([x, x, x])[:9, :456].copy(), gate[:, :456].copy(), **here
         ),
@@ -81,9 +80,6 @@ def calls() -> dict[str, Callable[[], Any]]:
         "finalize": lambda: ops.moe_finalize(down, restore, weights, shared=x, **here),
         "reciprocal": reciprocal,
     }
-    for name in ("route_grouped", "route_sigmoid_grouped", "finalize"):
-        calls[f"{name}_in_turn"] = in_turn(calls[name])
-    return calls
 
 
 def _flat(routing: Any) -> tuple[Any, ...]:
