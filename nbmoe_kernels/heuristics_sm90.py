@@ -91,6 +91,11 @@ _BY_WARPS: dict[tuple[int, ...], tuple[_Shape, ...]] = {
     _FEW: ((1, 4, 3, 4, None),),
 }
 _BY_WARPS_ROWS = 4
+_FEW_TILES = 2 * 132
+"""Of an SM's warps so few have work that a tile's own time counts, not how many instructions all
+take. MXFP4 by warps and by wgmma, gate/up + down, us on an H200: Qwen3-30B, 192 and 256 tiles, 18.2
+and 19.6; DeepSeek-V3 EP8, 64 and 112, 25.2 and 30.5; gpt-oss-20b, 360 and 180, 36.4 and 30.5; with
+more tiles 74.1 and 72.2, 115.8 and 114.8, 211 and 197."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +125,12 @@ def hopper_matmul_candidates(
         estimated_total_m: expected rows of all slots, a hint; None counts as many.
     """
     rows = rows_per_busy_slot(num_active, estimated_total_m)
+    slots = max(num_active, 1)
+    tiles = -(-n // 64) * (slots if estimated_total_m is None else min(slots, estimated_total_m))
     found = []
     for widths in _preferred_widths(rows):
         for config in _configs(a_format, b_format, widths, num_active):
-            reason = cannot_run(config, num_active) or _is_slower(config, rows, k)
+            reason = cannot_run(config, num_active) or _is_slower(config, rows, tiles, k)
             found.append(Candidate(config, reason))
     return tuple(found)
 
@@ -236,16 +243,19 @@ def _configs(
         yield next((c for c in depths if not lacks_memory(c)), replace(deepest, stages=2))
 
 
-def _is_slower(config: HopperMatmulConfig, rows: int, k: int) -> str:
-    """Why a config that runs is not worth its time for slots of so many rows."""
+def _is_slower(config: HopperMatmulConfig, rows: int, tiles: int, k: int) -> str:
+    """Why a config that runs is not worth its time for slots of so many rows.
+
+    ``tiles`` of 64 weight rows are there to be multiplied.
+    """
     narrowest, widest = config.widths[0], config.max_width
     if narrowest > max(16, 2 * rows):
         # Padding costs shared memory for tokens and products that nobody reads.
         return f"a tile of {narrowest} tokens or more is mostly padding at {rows} rows"
     if config.warp_products and rows > _BY_WARPS_ROWS:
         return f"wgmma multiplies {rows} rows as fast as one"
-    if config.warp_products and config.b_format in ("mxfp4", "mxfp8"):
-        return "the branch of its decoding stands between the warps' products"
+    if config.warp_products and config.b_format == "mxfp4" and tiles > _FEW_TILES:
+        return f"wgmma's decoding of mxfp4 is shorter, which counts with {tiles} tiles"
     segments = -(-rows // widest)
     if segments > 3 and widest < _WIDEST[-1]:
         # Each segment reads and decodes the expert's weights again.

@@ -37,6 +37,7 @@ def make_matmul_grouped_sm90(config: HopperMatmulConfig) -> Kernel:
         "u32 has_row_scales, u32 has_bias",
         threads=config.threads,
         shared_bytes=config.shared_bytes,
+        min_blocks=1 if config.registers else config.blocks_per_sm,
         name=f"matmul_grouped_{config.name}",
         min_cc=(9, 0),
         overlaps_previous=True,

@@ -19,8 +19,9 @@ from nbmoe_kernels.matmul_sm90_multiply_few import make_multiply_few
 from nbmoe_kernels.matmul_sm90_tiles import make_next_tile
 from nbmoe_kernels.warp_arrival import arrive_for_warp
 
-MakeEpilogue = Callable[[HopperMatmulConfig, int], Callable[..., Any]]
-"""Of a config and a width: ``epilogue(acc, smem, expert, expert_scale, row, rows, m_tile, n,
+MakeEpilogue = Callable[[HopperMatmulConfig, int], tuple[Callable[..., Any], Callable[..., Any]]]
+"""Of a config and a width: ``prepare(expert, row, args)``, which asks for what a tile's end needs
+before its products, and ``epilogue(acc, smem, prepared, expert, expert_scale, row, rows, m_tile, n,
 args)``."""
 
 
@@ -30,7 +31,8 @@ def _make_run_tile(
     """A device function that multiplies a tile by the narrowest width that holds it."""
     width, accumulators = widths[0], widths[0] // 2
     make = make_multiply_few if config.warp_products else make_multiply
-    multiply, epilogue = make(config, width), make_epilogue(config, width)
+    multiply = make(config, width)
+    prepare, epilogue = make_epilogue(config, width)
     first_kept, first_taken = config.kept_at // 8, config.kept_at // 8 + config.warpgroups
     stores_later = config.stores_later
 
@@ -39,14 +41,15 @@ def _make_run_tile(
         smem, bars, stage, parity, k64, taken, expert, expert_scale, row, rows, m_tile, n, args
     ):
         acc = cuda.local.array(accumulators, np.float32)
+        prepared = prepare(expert, row, args)
         stage, parity = multiply(acc, smem, bars, stage, parity, k64, rows)
         if stores_later:
             group = np.uint32(np.uint32(cuda.threadIdx.x) >> np.uint32(7))
             mbarrier_wait(bars, np.uint32(np.uint32(first_taken) + group), taken)
-            epilogue(acc, smem, expert, expert_scale, row, rows, m_tile, n, args)
+            epilogue(acc, smem, prepared, expert, expert_scale, row, rows, m_tile, n, args)
             arrive_for_warp(bars, np.uint32(np.uint32(first_kept) + group))
         else:
-            epilogue(acc, smem, expert, expert_scale, row, rows, m_tile, n, args)
+            epilogue(acc, smem, prepared, expert, expert_scale, row, rows, m_tile, n, args)
         return stage, parity
 
     if len(widths) == 1:

@@ -114,7 +114,15 @@ def _put_shared(words, place, word):
     words[np.uint32(place)] = word
 
 
-def make_store_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
+@device_function
+def prepare_nothing(expert, row, args):
+    """Of an epilogue that asks for nothing before the products."""
+    return np.uint32(0)
+
+
+def make_store_tile(
+    config: HopperMatmulConfig, width: int
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The epilogue that stores a thread's sums to out (M, n) bf16, u32 words of two columns.
 
     Its ``args`` are ``(out, a_row_scales, bias, has_row_scales, has_bias)``.
@@ -125,7 +133,7 @@ def make_store_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any
     store_pairs = store_pairs_bf16(width)
 
     @device_function
-    def store_tile(acc, smem, expert, expert_scale, row, rows, m_tile, n, args):
+    def store_tile(acc, smem, prepared, expert, expert_scale, row, rows, m_tile, n, args):
         out = args[0]
         column = np.uint32(np.uint32(m_tile * np.uint32(block_rows)) + thread_row())
         first = _first_token()
@@ -143,7 +151,7 @@ def make_store_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any
                     acc, out, at, pitch, expert, expert_scale, row, first, rows, column, n, args
                 )
 
-    return store_tile
+    return prepare_nothing, store_tile
 
 
 def make_kept_place(config: HopperMatmulConfig) -> Callable[..., Any]:
@@ -169,7 +177,9 @@ def make_kept_place(config: HopperMatmulConfig) -> Callable[..., Any]:
     return kept_place
 
 
-def make_keep_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
+def make_keep_tile(
+    config: HopperMatmulConfig, width: int
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The epilogue that leaves rounded sums in shared memory, for others to take.
 
     Same ``args`` as `make_store_tile`.
@@ -179,7 +189,7 @@ def make_keep_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any]
     scaled_tile = _make_scaled_tile(config, width, _put_shared)
 
     @device_function
-    def keep_tile(acc, smem, expert, expert_scale, row, rows, m_tile, n, args):
+    def keep_tile(acc, smem, prepared, expert, expert_scale, row, rows, m_tile, n, args):
         words = cuda.shared.array(0, np.uint32, alignment=1024)
         column, first, at = kept_place(m_tile)
         factor = plain_factor(expert_scale, args)
@@ -196,4 +206,4 @@ def make_keep_tile(config: HopperMatmulConfig, width: int) -> Callable[..., Any]
                 column, n, args,
             )  # fmt: skip
 
-    return keep_tile
+    return prepare_nothing, keep_tile

@@ -16,9 +16,10 @@ from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
 from nbmoe_kernels.matmul_sm90_tiles import make_next_tile
 from nbmoe_kernels.warp_arrival import arrive_for_warp
 
-MakeTake = Callable[[HopperMatmulConfig], Callable[..., Any]]
-"""Of a config: ``take(smem, group, finisher, expert, row, rows, m_tile, n, args)``: the share of
-thread ``finisher`` of 96 in finishing what warpgroup ``group`` has left."""
+MakeTake = Callable[[HopperMatmulConfig], tuple[Callable[..., Any], Callable[..., Any]]]
+"""Of a config: ``prepare(expert, row, args)``, which asks for what a tile's end needs, and
+``take(smem, group, finisher, prepared, row, rows, m_tile, n, args)``: the share of thread
+``finisher`` of 96 in finishing what warpgroup ``group`` has left."""
 
 FINISHERS = 96
 """Threads."""
@@ -26,7 +27,8 @@ FINISHERS = 96
 
 def make_finish(config: HopperMatmulConfig, make_take: MakeTake) -> Callable[..., Any]:
     """``finish(words, smem, bars, n, args)``: all of a block's tiles."""
-    next_tile, take = make_next_tile(config), make_take(config)
+    next_tile = make_next_tile(config)
+    prepare, take = make_take(config)
     first_kept, warpgroups = config.kept_at // 8, config.warpgroups
     first_finisher = config.consumers + 32
 
@@ -36,11 +38,12 @@ def make_finish(config: HopperMatmulConfig, make_take: MakeTake) -> Callable[...
         kept = np.uint32(0)
         place, told, expert, row, rows, m_tile = next_tile(words, bars, np.uint32(0), np.uint32(0))
         while rows > np.uint32(0):
+            prepared = prepare(expert, row, args)
             group = np.uint32(0)
             while group < np.uint32(warpgroups):
                 barrier = np.uint32(np.uint32(first_kept) + group)
                 mbarrier_wait(bars, barrier, kept)
-                take(smem, group, finisher, expert, row, rows, m_tile, n, args)
+                take(smem, group, finisher, prepared, row, rows, m_tile, n, args)
                 arrive_for_warp(bars, np.uint32(barrier + np.uint32(warpgroups)))
                 group = np.uint32(group + np.uint32(1))
             kept = np.uint32(kept ^ np.uint32(1))

@@ -44,7 +44,7 @@ def _make_blocks(config: HopperMatmulConfig, width: int, q: int) -> Callable[...
     issued and those before it complete, the lanes whose ``release`` is not 0 arrive at that
     barrier.
     """
-    decode, first = config.b.decode, 16 * q
+    decode, first = config.b.decode_usual, 16 * q
     multiply_block, wait_for_older = _make_multiply_block(config, width, q), wgmma_wait(1)
     is_last = q == config.stage_blocks - 1
     # Codes are loaded a block ahead where registers allow it.
@@ -80,7 +80,7 @@ def make_multiply(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
     stage_bytes, stage_blocks = config.stage_bytes, config.stage_blocks
     first_full, first_empty = config.barriers_at // 8, config.barriers_at // 8 + config.stages
     panel_bytes, unit_bytes = config.panel_bytes, config.b.unit_bytes
-    load, decode = config.b.make_load(0), config.b.decode
+    load, decode = config.b.make_load(0), config.b.decode_usual
     multiply_blocks = _make_blocks(config, width, 0)
     multiply_block = _make_multiply_block(config, width, 0)
     first_places = make_first_places(config)

@@ -69,6 +69,8 @@ class PreparedOperand:
         raw_words: registers of a thread's share before it is decoded.
         make_load_raw: what `make_load` calls.
         decode: ``(raw, out, first)``: those registers to the 16 operands out[first ...].
+        decode_usual: the same, with fewer instructions for usual scales, behind a branch. A branch
+            costs more than it saves where decoding stands between a warp's own products.
     """
 
     name: str
@@ -77,6 +79,7 @@ class PreparedOperand:
     raw_words: int
     make_load_raw: Callable[[UnitKind, int], Callable[..., Any]]
     decode: Callable[..., Any]
+    decode_usual: Callable[..., Any]
 
     @property
     def unit(self) -> UnitKind:
@@ -123,6 +126,15 @@ def _decode_nvfp4(raw, out, first):
 
 @device_function
 def _decode_mxfp4(raw, out, first):
+    s0, s1 = bf16x2_scales(raw[4])
+    prepared_e2m1_to_bf16(raw[0], s0, out, first, 4)
+    prepared_e2m1_to_bf16(raw[1], s0, out, first + 2, 4)
+    prepared_e2m1_to_bf16(raw[2], s1, out, first + 1, 4)
+    prepared_e2m1_to_bf16(raw[3], s1, out, first + 3, 4)
+
+
+@device_function
+def _decode_usual_mxfp4(raw, out, first):
     if are_below_two(raw[4]):
         s0, s1 = e2m1_scales_below_two(raw[4])
         prepared_e2m1_below_two(raw[0], s0, out, first, 4)
@@ -130,11 +142,7 @@ def _decode_mxfp4(raw, out, first):
         prepared_e2m1_below_two(raw[2], s1, out, first + 1, 4)
         prepared_e2m1_below_two(raw[3], s1, out, first + 3, 4)
     else:
-        s0, s1 = bf16x2_scales(raw[4])
-        prepared_e2m1_to_bf16(raw[0], s0, out, first, 4)
-        prepared_e2m1_to_bf16(raw[1], s0, out, first + 2, 4)
-        prepared_e2m1_to_bf16(raw[2], s1, out, first + 1, 4)
-        prepared_e2m1_to_bf16(raw[3], s1, out, first + 3, 4)
+        _decode_mxfp4(raw, out, first)
 
 
 def _make_load_mxfp8(unit: UnitKind, displacement: int) -> Callable[..., Any]:
@@ -152,6 +160,17 @@ def _make_load_mxfp8(unit: UnitKind, displacement: int) -> Callable[..., Any]:
 
 @device_function
 def _decode_mxfp8(raw, out, first):
+    s0, s1 = bf16x2_scales(raw[8])
+    for plane in unroll(range(2)):
+        at, to = 4 * plane, first + 8 * plane
+        prepared_e4m3_to_bf16(raw[at], s0, out, to, 4)
+        prepared_e4m3_to_bf16(raw[at + 1], s1, out, to + 1, 4)
+        prepared_e4m3_to_bf16(raw[at + 2], s0, out, to + 2, 4)
+        prepared_e4m3_to_bf16(raw[at + 3], s1, out, to + 3, 4)
+
+
+@device_function
+def _decode_usual_mxfp8(raw, out, first):
     if are_below_two(raw[8]):
         s0, s1 = e4m3_scales_below_two(raw[8])
         for plane in unroll(range(2)):
@@ -161,13 +180,7 @@ def _decode_mxfp8(raw, out, first):
             prepared_e4m3_below_two(raw[at + 2], s0, out, to + 2, 4)
             prepared_e4m3_below_two(raw[at + 3], s1, out, to + 3, 4)
     else:
-        s0, s1 = bf16x2_scales(raw[8])
-        for plane in unroll(range(2)):
-            at, to = 4 * plane, first + 8 * plane
-            prepared_e4m3_to_bf16(raw[at], s0, out, to, 4)
-            prepared_e4m3_to_bf16(raw[at + 1], s1, out, to + 1, 4)
-            prepared_e4m3_to_bf16(raw[at + 2], s0, out, to + 2, 4)
-            prepared_e4m3_to_bf16(raw[at + 3], s1, out, to + 3, 4)
+        _decode_mxfp8(raw, out, first)
 
 
 def _make_load_bf16(unit: UnitKind, displacement: int) -> Callable[..., Any]:
@@ -194,9 +207,11 @@ def _decode_bf16(raw, out, first):
 PREPARED = {
     operand.name: operand
     for operand in (
-        PreparedOperand("nvfp4", "f16", -14, 5, _make_load_fp4, _decode_nvfp4),
-        PreparedOperand("mxfp4", "bf16", 0, 5, _make_load_fp4, _decode_mxfp4),
-        PreparedOperand("mxfp8", "bf16", 0, 9, _make_load_mxfp8, _decode_mxfp8),
-        PreparedOperand("bf16", "bf16", 0, 16, _make_load_bf16, _decode_bf16),
+        PreparedOperand("nvfp4", "f16", -14, 5, _make_load_fp4, _decode_nvfp4, _decode_nvfp4),
+        PreparedOperand("mxfp4", "bf16", 0, 5, _make_load_fp4, _decode_mxfp4, _decode_usual_mxfp4),
+        PreparedOperand(
+            "mxfp8", "bf16", 0, 9, _make_load_mxfp8, _decode_mxfp8, _decode_usual_mxfp8
+        ),
+        PreparedOperand("bf16", "bf16", 0, 16, _make_load_bf16, _decode_bf16, _decode_bf16),
     )
 }

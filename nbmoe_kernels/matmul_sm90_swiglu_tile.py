@@ -30,6 +30,7 @@ from nbmoe_kernels.matmul_sm90_epilogue import (
     make_keep_tile,
     make_kept_place,
     make_scaled,
+    prepare_nothing,
 )
 from nbmoe_kernels.matmul_sm90_finisher import FINISHERS, MakeTake
 from nbmoe_kernels.matmul_sm90_swiglu_activation import make_activate
@@ -63,23 +64,17 @@ class Fusion:
     layout: str = "packed"
 
 
-def _make_locate(config: HopperMatmulConfig, fusion: Fusion) -> Callable[..., Any]:
-    """``locate(expert, row, args) -> tensor_scale, first_tile, place, end``: of a tile's first row,
-    by whole warps.
-
-    ``place`` is the row in its slot or, for prepared tokens, in the panels; ``end`` is the place
-    behind the slot's last row.
-    """
+def _make_locate(config: HopperMatmulConfig) -> Callable[..., Any]:
+    """``locate(expert, row, args) -> slot, tensor_scale``: of a tile's row, by whole warps."""
     starts_at = config.table_at // 4 + config.max_slots + 1
     has_tensor_scale = config.a_format == "nvfp4"
-    is_prepared = fusion.layout == "prepared"
     slots_of_lane = config.max_slots // 32
     sum_of_lanes = reduce_lanes("add")
 
     @device_function
     def locate(expert, row, args):
         words = cuda.shared.array(0, np.uint32, alignment=1024)
-        _, _, _, num_slots, starts, offsets, c_input_scales, _, _ = args[0]
+        num_slots, c_input_scales = args[0][3], args[0][6]
         # Loads that do not wait for each other: as many slots begin no later as there are before.
         lane = np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(31))
         begun = _ZERO
@@ -89,35 +84,51 @@ def _make_locate(config: HopperMatmulConfig, fusion: Fusion) -> Callable[..., An
                 if words[np.uint32(np.uint32(starts_at) + candidate)] <= row:
                     begun = np.uint32(begun + _ONE)
         slot = np.uint32(sum_of_lanes(begun) - _ONE)
-        at = np.uint32(np.uint32(starts_at) + slot)
-        start, end = words[at], words[np.uint32(at + _ONE)]
         tensor_scale = ONE
         if has_tensor_scale and expert >= np.int32(0):
             tensor_scale = c_input_scales[np.uint64(slot)]
+        return slot, tensor_scale
+
+    return locate
+
+
+def _make_place(config: HopperMatmulConfig, fusion: Fusion) -> Callable[..., Any]:
+    """``place_of(slot, row, args) -> first_tile, place, end``: of a row of a slot.
+
+    ``place`` is the row in its slot or, for prepared tokens, in the panels; ``end`` is the place
+    behind the slot's last row.
+    """
+    starts_at = config.table_at // 4 + config.max_slots + 1
+    is_prepared = fusion.layout == "prepared"
+
+    @device_function
+    def place_of(slot, row, args):
+        words = cuda.shared.array(0, np.uint32, alignment=1024)
+        at = np.uint32(np.uint32(starts_at) + slot)
+        start, end = words[at], words[np.uint32(at + _ONE)]
         first_tile, base = _ZERO, _ZERO
         if is_prepared:
             base = token_base(start, slot)
         else:
-            first_tile = first_tile_of(starts, offsets, slot)
+            first_tile = first_tile_of(args[0][4], args[0][5], slot)
         return (
-            tensor_scale,
             first_tile,
             np.uint32(base + np.uint32(row - start)),
             np.uint32(base + np.uint32(end - start)),
         )
 
-    return locate
+    return place_of
 
 
 def _make_keep_activated(
     config: HopperMatmulConfig, width: int, fusion: Fusion
 ) -> Callable[..., Any]:
-    """As `make_keep_tile`, for values that are activated before they are kept, in f32."""
+    """The epilogue of `make_keep_tile` for values that are activated first, and kept as f32."""
     kept_place = make_kept_place(config)
     gated, scaled = make_gated_activation(fusion.activation), make_scaled(config)
 
     @device_function
-    def keep(acc, smem, expert, expert_scale, row, rows, m_tile, n, args):
+    def keep(acc, smem, prepared, expert, expert_scale, row, rows, m_tile, n, args):
         words = cuda.shared.array(0, np.uint32, alignment=1024)
         out, a_row_scales, bias, has_row_scales, has_bias = args
         alpha, limit = out[7], out[8]
@@ -141,15 +152,15 @@ def _make_keep_activated(
 def _make_take_rows(
     config: HopperMatmulConfig, fusion: Fusion, threads: int, tokens: int
 ) -> Callable[..., Any]:
-    """``take_rows(group, thread, tensor_scale, first_tile, place, end, row, rows, m_tile, n,
-    args)``: a share of a tile, for whole warps, ``tokens`` at a time a lane.
+    """``take_rows(group, thread, located, row, rows, m_tile, n, args)``: a share of a tile, for
+    whole warps, ``tokens`` at a time a lane; ``located`` is what `_make_locate` gives.
 
     ``args`` are those of the plain matmul, with ``out`` = (output, scales, panel_rows, num_slots,
     expert_start, a_scale_offsets, c_input_scales, alpha, limit).
     """
     results_at, group_words = config.results_at // 4, config.max_width * _PITCH
     warpgroups, apart = config.warpgroups, threads // LANES
-    values = QUAD * tokens
+    values, place_of = QUAD * tokens, _make_place(config, fusion)
     activates_here = fusion.match_bf16
     activate = make_activate(fusion.activation, values)
     quantize = make_quantize_quads(config.a_format, tokens)
@@ -160,9 +171,9 @@ def _make_take_rows(
         begin, store, clear = make_packed_stores(make_block_quantizer(config.a_format).block)
 
     @device_function
-    def take_rows(
-        group, thread, tensor_scale, first_tile, place, end, row, rows, m_tile, n, args
-    ):  # fmt: skip
+    def take_rows(group, thread, located, row, rows, m_tile, n, args):
+        slot, tensor_scale = located
+        first_tile, place, end = place_of(slot, row, args)
         words = cuda.shared.array(0, np.uint32, alignment=1024)
         out = args[0]
         alpha, limit = out[7], out[8]
@@ -226,7 +237,8 @@ def _make_take_rows(
 
 def _make_keep(config: HopperMatmulConfig, width: int, fusion: Fusion) -> Callable[..., Any]:
     if fusion.match_bf16:
-        return make_keep_tile(config, width)
+        _, keep = make_keep_tile(config, width)
+        return keep
     return _make_keep_activated(config, width, fusion)
 
 
@@ -235,44 +247,41 @@ def make_fused_parts(
 ) -> tuple[MakeEpilogue, MakeTake | None]:
     """A fusion's epilogue, and what spare warps do if the config has them finish tiles."""
 
-    def make_keep(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
-        return _make_keep(config, width, fusion)
+    def make_keep(
+        config: HopperMatmulConfig, width: int
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return prepare_nothing, _make_keep(config, width, fusion)
 
-    def make_take(config: HopperMatmulConfig) -> Callable[..., Any]:
+    def make_take(config: HopperMatmulConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
         # Two tokens hide latencies; scale tiles leave no registers for the second.
         tokens = 2 if fusion.layout == "prepared" else 1
-        locate = _make_locate(config, fusion)
         take_rows = _make_take_rows(config, fusion, FINISHERS, tokens)
 
         @device_function
-        def take(smem, group, finisher, expert, row, rows, m_tile, n, args):
-            tensor_scale, first_tile, place, end = locate(expert, row, args)
-            take_rows(
-                group, finisher, tensor_scale, first_tile, place, end, row, rows, m_tile, n, args
-            )  # fmt: skip
+        def take(smem, group, finisher, prepared, row, rows, m_tile, n, args):
+            take_rows(group, finisher, prepared, row, rows, m_tile, n, args)
 
-        return take
+        return _make_locate(config), take
 
-    def make_both(config: HopperMatmulConfig, width: int) -> Callable[..., Any]:
-        keep, locate = _make_keep(config, width, fusion), _make_locate(config, fusion)
+    def make_both(
+        config: HopperMatmulConfig, width: int
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        keep = _make_keep(config, width, fusion)
         take_rows = _make_take_rows(config, fusion, 128, 1)
 
         @device_function
-        def keep_and_take(acc, smem, expert, expert_scale, row, rows, m_tile, n, args):
+        def keep_and_take(acc, smem, located, expert, expert_scale, row, rows, m_tile, n, args):
             thread = np.uint32(cuda.threadIdx.x)
             group = np.uint32(thread >> np.uint32(7))
             barrier = np.uint32(group + _ONE)
-            tensor_scale, first_tile, place, end = locate(expert, row, args)
             # Nobody reads the tile before any more; then all of this one is there.
             named_barrier_sync(barrier, np.uint32(128))
-            keep(acc, smem, expert, expert_scale, row, rows, m_tile, n, args)
+            keep(acc, smem, located, expert, expert_scale, row, rows, m_tile, n, args)
             named_barrier_sync(barrier, np.uint32(128))
             thread = np.uint32(thread & np.uint32(127))
-            take_rows(
-                group, thread, tensor_scale, first_tile, place, end, row, rows, m_tile, n, args
-            )  # fmt: skip
+            take_rows(group, thread, located, row, rows, m_tile, n, args)
 
-        return keep_and_take
+        return _make_locate(config), keep_and_take
 
     if config.stores_later:
         return make_keep, make_take

@@ -38,11 +38,9 @@ def _make_run_tile(
     """A device function that multiplies a tile by the narrowest width that holds it."""
     width, accumulators = widths[0], widths[0] // 2
     make = make_multiply_few if config.warp_products else make_multiply
-    multiply, fuse, store = (
-        make(config, width),
-        make_epilogue(config, width),
-        make_store_tile(config, width),
-    )
+    multiply = make(config, width)
+    prepare, fuse = make_epilogue(config, width)
+    _, store = make_store_tile(config, width)
     first_kept, first_taken = config.kept_at // 8, config.kept_at // 8 + config.warpgroups
     stores_later = config.stores_later
     arrive = make_arrive(_MEET, _WARPGROUP)
@@ -52,19 +50,22 @@ def _make_run_tile(
         stage, parity = ring
         expert, row, rows, word = tile
         acc = cuda.local.array(accumulators, np.float32)
+        prepared = prepare(expert, row, up_args)
         stage, parity = multiply(acc, smem, bars, stage, parity, k64, rows)
         m_tile = tile_of(word)
         group = np.uint32(np.uint32(cuda.threadIdx.x) >> np.uint32(7))
         up_n, down_n = sizes
         if is_down_tile(word):
-            store(acc, smem, expert, expert_scale, row, rows, m_tile, down_n, down_args)
+            store(
+                acc, smem, np.uint32(0), expert, expert_scale, row, rows, m_tile, down_n, down_args
+            )
         elif stores_later:
             taken = np.uint32(seen >> np.uint32(31))
             mbarrier_wait(bars, np.uint32(np.uint32(first_taken) + group), taken)
-            fuse(acc, smem, expert, expert_scale, row, rows, m_tile, up_n, up_args)
+            fuse(acc, smem, prepared, expert, expert_scale, row, rows, m_tile, up_n, up_args)
             arrive_for_warp(bars, np.uint32(np.uint32(first_kept) + group))
         else:
-            fuse(acc, smem, expert, expert_scale, row, rows, m_tile, up_n, up_args)
+            fuse(acc, smem, prepared, expert, expert_scale, row, rows, m_tile, up_n, up_args)
             arrive(counters, segment_of(word), group)
         return stage, parity
 
@@ -141,7 +142,8 @@ def make_consume_ffn(config: HopperMatmulConfig, make_epilogue: MakeEpilogue) ->
 
 def make_finish_ffn(config: HopperMatmulConfig, make_take: MakeTake) -> Callable[..., Any]:
     """``finish(words, smem, bars, n, args, counters)``: the gate/up tiles of a block."""
-    next_tile, take = make_next_tile(config), make_take(config)
+    next_tile = make_next_tile(config)
+    prepare, take = make_take(config)
     first_kept, warpgroups = config.kept_at // 8, config.warpgroups
     first_finisher = config.consumers + 32
     arrive = make_arrive(_FINISHERS_MEET, FINISHERS)
@@ -153,11 +155,12 @@ def make_finish_ffn(config: HopperMatmulConfig, make_take: MakeTake) -> Callable
         place, told, expert, row, rows, word = next_tile(words, bars, np.uint32(0), np.uint32(0))
         while rows > np.uint32(0):
             if not is_down_tile(word):
+                prepared = prepare(expert, row, args)
                 group = np.uint32(0)
                 while group < np.uint32(warpgroups):
                     barrier = np.uint32(np.uint32(first_kept) + group)
                     mbarrier_wait(bars, barrier, kept)
-                    take(smem, group, finisher, expert, row, rows, tile_of(word), n, args)
+                    take(smem, group, finisher, prepared, row, rows, tile_of(word), n, args)
                     arrive_for_warp(bars, np.uint32(barrier + np.uint32(warpgroups)))
                     arrive(counters, segment_of(word), np.uint32(0))
                     group = np.uint32(group + _ONE)

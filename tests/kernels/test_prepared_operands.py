@@ -25,17 +25,17 @@ THREADS, ROWS, COLUMNS = 128, 64, 64
 SCALED = [PREPARED[name] for name in FORMATS]
 
 
-def make_decode(operand: PreparedOperand) -> Kernel:
+def make_decode(operand: PreparedOperand, decoder: str) -> Kernel:
     """A warpgroup decodes a unit; block b the unit b."""
     unit_bytes, raw_words = operand.unit_bytes, operand.raw_words
-    load, decode = operand.make_load(0), operand.decode
+    load, decode = operand.make_load(0), getattr(operand, decoder)
     scales_offset = make_scales_offset(operand.unit)
 
     @kernel(
         "global u8* units, global u32* out",
         threads=THREADS,
         shared_bytes=unit_bytes,
-        name=f"decode_prepared_{operand.name}",
+        name=f"{decoder}_prepared_{operand.name}",
         min_cc=(9, 0),
     )
     def decode_unit(units, out):
@@ -100,15 +100,18 @@ def expected(operand: PreparedOperand, values: Any, scales: Any) -> Any:
     return out
 
 
+@pytest.mark.parametrize("decoder", ["decode", "decode_usual"])
 @pytest.mark.parametrize("operand", SCALED, ids=lambda o: o.name)
-def test_every_code_under_every_scale(hopper_kernels: Any, operand: PreparedOperand) -> None:
-    """MX scales of 2 and more, and 255, go another way than the others."""
+def test_every_code_under_every_scale(
+    hopper_kernels: Any, operand: PreparedOperand, decoder: str
+) -> None:
+    """MX scales of 2 and more, and 255, go another way than usual ones."""
     across = 1 if simulator_enabled() else 16
     codes, values, scales = every_code(operand.name, across)
     stored = codes if operand.name == "mxfp8" else codecs.pack_nibbles(codes)
     tiles = layouts.interleave_scales(scales[None])
     weights = pack_weights(stored[None], tiles, format=operand.name)
     out = np.zeros((2 * across, THREADS, 16), np.uint32)
-    run(hopper_kernels, make_decode(operand), len(out), weights.data, out)
+    run(hopper_kernels, make_decode(operand, decoder), len(out), weights.data, out)
     wanted = expected(operand, values, scales)
     np.testing.assert_array_equal(out.view(np.uint16).reshape(wanted.shape), wanted)
