@@ -149,7 +149,7 @@ class Call:
         """
         if x is None:
             raise missing(self.message(arg, f"{shape} {elements}", "None", f"{arg} is required"))
-        described = describe(self.api, arg, x)
+        described = describe(self.api, self._names.get(arg, arg), x)
         self._check_array(arg, described, elements, shape)
         self.inputs[self._names.get(arg, arg)] = described
         return described

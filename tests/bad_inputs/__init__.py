@@ -6,7 +6,7 @@ operation has of its own. A case's id begins with the row that it proves:
 
     C any array        G rows of experts    M matmul               L preparing weights
     Q quantize         S activation         W matmul with swiglu   R routing, combination
-    K strategies, backends                  F what several kernels share
+    K strategies, backends                  F the whole FFN
 
 Rows that have no test here, and why:
 
@@ -25,7 +25,8 @@ Rows that have no test here, and why:
 | L2, L3 | Scales are always padded to whole tiles; only empty ones are refused. |
 | L5-L7 of checkpoints | `tests/checkpoints/test_checkpoint_bad_scales.py`. |
 | L18 | There is one order of nibbles and no option for another. |
-| F1, F2, F4-F13, F17-F20 | No operation spans several kernels with counters between them. |
+| F17 | Nobody chooses the grid of `mega_ffn_nvfp4`: it is what fits on the GPU. |
+| F20 | Blocks that are resident together make progress on every GPU that kernels run on. |
 | K6 | A call's backend is that of its operands; a host backend captures nothing. |
 | K11, K12, K18 | Nothing is configured from files. |
 | K14-K17, K19 | `tests/emulator`. |
