@@ -4,7 +4,7 @@ racecheck does not follow lanes that meet before one of them arrives at an mbarr
 control in `tests.sanitizers.faults` shows that), and would report each handover between warps. So
 it gets kernels that differ in who arrives and in nothing else.
 
-    python -m tests.sanitizers.every_lane [matmul | fused | fp8 | operands]
+    python -m tests.sanitizers.every_lane [matmul | fused | ffn | fp8 | operands]
 """
 
 import os

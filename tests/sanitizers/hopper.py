@@ -1,6 +1,6 @@
 """Small runs of everything that prepared operands go through, compared with the reference.
 
-    python -m tests.sanitizers.hopper [matmul | fused | fp8 | operands]
+    python -m tests.sanitizers.hopper [matmul | fused | ffn | fp8 | operands]
 
 Shapes are small since a sanitizer slows kernels down a hundredfold; of rows as many are announced
 as choose narrow tiles, and then wide ones.
@@ -18,8 +18,10 @@ from nbmoe.prepared.fp8 import pack_fp8_tokens, pack_fp8_weights
 from nbmoe.prepared.w4a8 import pack_w4a8_weights
 from tests.conftest import Kernels
 from tests.fp8_operands import make_problem
+from tests.kernels.test_mega_ffn_sm90 import problem
 from tests.ops.operands import Product, make_product
 from tests.ops.prepared_operands import prepared_product, prepared_rows
+from tests.ops.test_mega_ffn import arguments
 from tests.strategies import Slots, activations
 
 GPU = Kernels("gpu")
@@ -80,6 +82,17 @@ def fused() -> None:
             same(*values, f"fused matmul of {pair[0].name}, {rows} rows")
 
 
+def ffn() -> None:
+    """Gate/up, activation, requantization and down in one launch."""
+    for fmt in (NVFP4, FORMATS["mxfp8"]):
+        p = problem(9, fmt, K, 96, N, SLOTS, bias=True, row_scales=fmt is NVFP4)
+        wanted = p.expected()
+        for rows in ANNOUNCED:
+            given = arguments(p, prepared=True, estimated_total_m=rows)
+            got = GPU(ops.mega_ffn_nvfp4, **given)
+            same(got.view(np.uint16), wanted, f"ffn of {fmt.name}, {rows} rows")
+
+
 def fp8() -> None:
     """Scales of 128-blocks and of rows, and folded MXFP4 weights."""
     by_block: Any = ops.grouped_dynamic_scaled_fp8_matmul
@@ -125,7 +138,7 @@ def operands() -> None:
         same(*(unpack_tokens(r, SLOTS.starts) for r in (got, wanted)), op.__name__)
 
 
-GROUPS = {"matmul": matmul, "fused": fused, "fp8": fp8, "operands": operands}
+GROUPS = {"matmul": matmul, "fused": fused, "ffn": ffn, "fp8": fp8, "operands": operands}
 
 
 def main(argv: list[str]) -> int:
