@@ -17,7 +17,7 @@ on an H200, gate/up + down, in microseconds, with the shapes' names below and sc
     256 (Qwen3-30B, 4096 tokens)         237.1 + 147.4  241.7 + 147.5  240.9 + 149.4
     512 (gpt-oss-20b, 4096 tokens)       573.8 + 297.5  574.5 + 299.8  584.2 + 304.6
 
-    MXFP4 weights (_MANY is not timed)    _DECODE        16 tokens at most, deeper
+    MXFP4 weights                         _DECODE        16 tokens at most, deeper
     Qwen3-30B, 16 tokens                  49.3 + 32.1    51.6 + 33.4
     gpt-oss-20b, 128 tokens              102.2 + 58.5   136.7 + 73.2
 """

@@ -94,8 +94,9 @@ _BY_WARPS_ROWS = 4
 _FEW_TILES = 2 * 132
 """Of an SM's warps so few have work that a tile's own time counts, not how many instructions all
 take. MXFP4 by warps and by wgmma, gate/up + down, us on an H200: Qwen3-30B, 192 and 256 tiles, 18.2
-and 19.6; DeepSeek-V3 EP8, 64 and 112, 25.2 and 30.5; gpt-oss-20b, 360 and 180, 36.4 and 30.5; with
-more tiles 74.1 and 72.2, 115.8 and 114.8, 211 and 197."""
+and 19.6; DeepSeek-V3 EP8, 64 and 112, 25.2 and 30.5; gpt-oss-20b, 360 and 180 with K = 2,880, 36.4
+and 30.5, gate/up by wgmma and down by warps 37.1; with more tiles 74.1 and 72.2, 115.8 and 114.8,
+211 and 197."""
 
 
 @dataclass(frozen=True)
@@ -254,8 +255,11 @@ def _is_slower(config: HopperMatmulConfig, rows: int, tiles: int, k: int) -> str
         return f"a tile of {narrowest} tokens or more is mostly padding at {rows} rows"
     if config.warp_products and rows > _BY_WARPS_ROWS:
         return f"wgmma multiplies {rows} rows as fast as one"
-    if config.warp_products and config.b_format == "mxfp4" and tiles > _FEW_TILES:
-        return f"wgmma's decoding of mxfp4 is shorter, which counts with {tiles} tiles"
+    if config.warp_products and config.b_format == "mxfp4":
+        if tiles > _FEW_TILES:
+            return f"wgmma's decoding of mxfp4 is shorter, which counts with {tiles} tiles"
+        if k % (64 * config.stage_blocks):
+            return f"K = {k} ends within a stage, after which warps begin anew"
     segments = -(-rows // widest)
     if segments > 3 and widest < _WIDEST[-1]:
         # Each segment reads and decodes the expert's weights again.

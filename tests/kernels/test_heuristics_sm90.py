@@ -278,3 +278,22 @@ def test_choices_are_printed_once(monkeypatch, capsys):
 )
 def test_fusing_pays_for_few_rows(num_active, rows, pays):
     assert fusing_pays(num_active, rows) == pays
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "slots", "rows", "by_warps"),
+    [
+        (1536, 2048, 128, 8, True),  # Qwen3-30B, one token: 192 tiles
+        (2048, 768, 128, 8, True),
+        (4096, 7168, 32, 1, True),  # DeepSeek-V3 EP8
+        (5760, 2880, 32, 4, False),  # gpt-oss-20b: 360 tiles
+        (2880, 2880, 32, 4, False),  # few tiles, but K ends within a stage
+        (1536, 2048, 128, 128, False),  # 16 tokens
+        (4096, 7168, 32, 128, False),
+    ],
+)
+def test_mxfp4_is_multiplied_as_measured(n, k, slots, rows, by_warps):
+    for a_format in ("mxfp4", "mxfp8"):
+        config = hopper_matmul_config(a_format, "mxfp4", n, k, slots, rows)
+        assert config.warp_products == by_warps
+    assert hopper_matmul_config("mxfp8", "mxfp8", n, k, slots, rows).warp_products
