@@ -6,7 +6,7 @@ from typing import Any
 
 from nbmoe.activation import GatedActivation
 from nbmoe.arrays import Array
-from nbmoe.errors import ConfigError, WorkspaceError
+from nbmoe.errors import ConfigError, UnsupportedError, WorkspaceError
 from nbmoe.formats import BlockFormat
 from nbmoe.ops.launch import allocate, host_view, store
 from nbmoe.ops.mega_ffn_launch import launch_prepared
@@ -114,7 +114,8 @@ def mega_ffn_nvfp4(
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other, or rows have no active expert.
         ScaleError: a scale is missing, NaN, negative or, as a factor, 0.
-        UnsupportedError: too many slots for prepared operands.
+        UnsupportedError: too many slots for prepared operands, or packed ones for another backend
+            than "reference".
         WorkspaceError: `arrival_count` or `workspace` is too small, counters are not 0, or another
             stream still uses them.
     """
@@ -141,6 +142,10 @@ def mega_ffn_nvfp4(
     counters = call.output("arrival_count", arrival_count, U32, "(n,)", (0,), longer=True)
     scratch = _take_workspace(call, ffn, workspace)
     chosen = call.place(backend, stream)
+    if chosen.name != "reference" and isinstance(ffn.gate_up, Product):
+        rule = "prepared operands, the only ones that a kernel of the whole FFN reads"
+        hint = "prepare them, or call grouped_matmul_blocked_swiglu and grouped_matmul_block_scaled"
+        raise UnsupportedError(call.message("hidden_states", rule, "packed ones", hint))
     check_ffn(call, ffn, chosen)
     check_counters(call, counters, mega_ffn_arrival_count_size(rows, count))
     if rows == 0:

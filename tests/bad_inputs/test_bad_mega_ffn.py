@@ -20,6 +20,7 @@ from nbmoe.errors import (
     RoutingError,
     ScaleError,
     ShapeError,
+    UnsupportedError,
     WorkspaceError,
 )
 from nbmoe.formats import MXFP8, NVFP4, BlockFormat
@@ -73,6 +74,7 @@ def packed(fmt: BlockFormat = NVFP4) -> Arguments:
         "gate_up_bias": bf16(10, SLOTS, 2 * DIM),
         "down_bias": bf16(11, SLOTS, HIDDEN),
         "workspace": np.full(BYTES, 0xAA, np.uint8),
+        "backend": "reference",
     }
 
 
@@ -91,12 +93,13 @@ def prepared() -> Arguments:
         )
     }
     unused = ("gate_up_a_scales", "gate_up_b_scales", "down_b_scales", "a_scale_offsets")
-    return {**given, "hidden_states": tokens, **weights, **dict.fromkeys(unused)}
+    given |= {"hidden_states": tokens, **weights, **dict.fromkeys(unused), "backend": None}
+    return given
 
 
 def test_the_calls_are_legal(recorder: Recorder) -> None:
     for fmt in (NVFP4, MXFP8):
-        ops.mega_ffn_nvfp4(**packed(fmt), backend="reference", validate="full")
+        ops.mega_ffn_nvfp4(**packed(fmt), validate="full")
     ops.mega_ffn_nvfp4(**prepared(), validate="full")
     assert len(recorder.launches) == 1
 
@@ -182,6 +185,8 @@ PACKED = [
          "down_weight", "3", "4 experts, as gate_up_weight"),
     Case("M10", remake("down_b_scales", lambda x: np.full_like(x, 0x7F)), ScaleError,
          "down_b_scales", "NaN byte 0x7f"),
+    Case("kernel", put(backend=None), UnsupportedError, "hidden_states", "packed ones",
+         "prepared operands"),
     Case("C2", remake("down_weight", lambda x: x.tolist()), ArgTypeError, "down_weight", "list"),
 ]  # fmt: skip
 
