@@ -30,8 +30,8 @@ def test_example_runs_as_pasted(root):
 
 def test_examples_of_operations_and_layers_run_as_pasted(root):
     text = (root / "docs" / "operations.md").read_text(encoding="utf-8")
-    prepared, layer = blocks(text, "python")
-    assert run_example(root, prepared) == ""
+    prepared, ffn, layer = blocks(text, "python")
+    assert run_example(root, prepared) == run_example(root, ffn) == ""
     assert run_example(root, layer).endswith("(5, 128)\n")
 
 
