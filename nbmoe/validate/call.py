@@ -84,13 +84,13 @@ class Call:
         self.api = api
         self.inputs: dict[str, Array] = {}
         self.outputs: dict[str, Array] = {}
+        self._names: dict[str, str] = {}
         if validate is not None and not isinstance(validate, str):
             raise ArgTypeError(self.message("validate", f"one of {LEVELS} or None", repr(validate)))
         if validate is not None and validate not in LEVELS:
             raise ConfigError(self.message("validate", f"one of {LEVELS}", repr(validate)))
         self._validate = validate
         self._stream = 0
-        self._names: dict[str, str] = {}
 
     def message(self, arg: str, rule: str, value: object, hint: str = "") -> str:
         """Builds an error message of this call."""
