@@ -27,6 +27,14 @@ def _row_access(make, name: str, count: int, displacement: int = 0):
 
 
 @njit
+def _check_rows(memory, rows):
+    # Helpers of a twin are compiled without bounds checks.
+    for row in rows:
+        if row < 0 or np.int64(row) + _ROW_BYTES // 4 > memory.size:
+            raise IndexError("matrices: a row reaches past the end of its array")
+
+
+@njit
 def _load_word(memory, rows, lane, matrix, transpose):
     g, t = lane // 4, lane % 4
     if not transpose:
@@ -62,6 +70,7 @@ def load_matrices(count: int, *, transpose: bool = False, displacement: int = 0)
         def load_one(src, src_index):
             words = np.empty(32, np.uint32)
             rows = src_index + np.uint32(displacement)
+            _check_rows(src, rows[:8])
             for lane in range(32):
                 words[lane] = _load_word(src, rows, lane, 0, transpose)
             return words
@@ -72,6 +81,7 @@ def load_matrices(count: int, *, transpose: bool = False, displacement: int = 0)
     def load(src, src_index):
         words = np.empty((32, count), np.uint32)
         rows = src_index + np.uint32(displacement)
+        _check_rows(src, rows[: 8 * count])
         for lane in range(32):
             for matrix in range(count):
                 words[lane, matrix] = _load_word(src, rows, lane, matrix, transpose)
@@ -112,6 +122,7 @@ def store_matrices(count: int, *, transpose: bool = False):
 
         @declare
         def store_one(dst, dst_index, word0):
+            _check_rows(dst, dst_index[:8])
             for lane in range(32):
                 _store_word(dst, dst_index, lane, 0, transpose, word0[lane])
 
@@ -120,6 +131,7 @@ def store_matrices(count: int, *, transpose: bool = False):
 
         @declare
         def store_two(dst, dst_index, word0, word1):
+            _check_rows(dst, dst_index[:16])
             for lane in range(32):
                 _store_word(dst, dst_index, lane, 0, transpose, word0[lane])
                 _store_word(dst, dst_index, lane, 1, transpose, word1[lane])
@@ -128,6 +140,7 @@ def store_matrices(count: int, *, transpose: bool = False):
 
     @declare
     def store_four(dst, dst_index, word0, word1, word2, word3):
+        _check_rows(dst, dst_index)
         for lane in range(32):
             _store_word(dst, dst_index, lane, 0, transpose, word0[lane])
             _store_word(dst, dst_index, lane, 1, transpose, word1[lane])

@@ -7,6 +7,7 @@ import pytest
 from numba import cuda, uint32
 
 import emulate
+from nbmoe_kernels.device import matrix
 from tests.emulator import small_ops as ops
 
 
@@ -103,6 +104,26 @@ def out_of_bounds_in_op(x, y):
 def test_index_out_of_bounds_in_a_twin(launch):
     with pytest.raises(emulate.KernelError, match=r"IndexError.*thread \(3, 0, 0\)"):
         launch(out_of_bounds_in_op, 1, 8, np.zeros(4, np.uint32), np.zeros(1, np.uint32))
+
+
+load_matrices = matrix.load_matrices(4)
+
+
+def out_of_bounds_in_collective(x, first):
+    part = cuda.shared.array(128, np.uint32)
+    lane = uint32(cuda.threadIdx.x)
+    for i in range(4):
+        part[uint32(lane + uint32(32 * i))] = lane
+    cuda.syncthreads()
+    _, _, _, x[lane] = load_matrices(part, uint32(first + uint32(lane * uint32(4))))
+
+
+def test_index_out_of_bounds_in_a_helper_of_a_twin(launch):
+    x = np.zeros(32, np.uint32)
+    launch(out_of_bounds_in_collective, 1, 32, x, np.uint32(0))
+    for first in (4, 1 << 30):
+        with pytest.raises(emulate.KernelError, match="IndexError: matrices"):
+            launch(out_of_bounds_in_collective, 1, 32, x, np.uint32(first))
 
 
 def bounds_off(x):

@@ -106,6 +106,25 @@ def test_matrix_loads_and_stores_by_definition(count, transpose):
     np.testing.assert_array_equal(blank, want)
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("displacement", [0, 4])
+def test_matrix_rows_past_the_end_of_an_array(count, displacement):
+    memory, words = np.zeros(64, np.uint32), [np.zeros(32, np.uint32)] * count
+    rows = np.full(32, 60 - displacement, np.uint32)
+    rows[8 * count :] = 0xFFFFFFF0  # lanes that name no row
+    load = compiled(matrix.load_matrices(count, displacement=displacement))
+    store = compiled(matrix.store_matrices(count))
+    load(memory, rows)
+    store(memory, rows, *words)
+    for row in (rows[0] + 1, 0xFFFFFFF0 - displacement):
+        rows[8 * count - 1] = row
+        with pytest.raises(IndexError, match="past the end"):
+            load(memory, rows)
+        if not displacement or row > 64:
+            with pytest.raises(IndexError, match="past the end"):
+                store(memory, rows, *words)
+
+
 COMBINED = {
     "add": lambda old, value, bits: (old + value) % bits,
     "min": lambda old, value, bits: min(old, value),
