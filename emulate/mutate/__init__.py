@@ -6,7 +6,7 @@ runs the mutants of the shipped kernels; see docs/emulate/mutation.md.
 """
 
 from emulate.mutate.edits import Mutant, mutants
-from emulate.mutate.run import KernelScore, Verdict, main, mutate_kernel
+from emulate.mutate.run import KernelScore, Verdict, main, mutate_kernel, mutate_kernels
 from emulate.mutate.subjects import Subject, subjects
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "main",
     "mutants",
     "mutate_kernel",
+    "mutate_kernels",
     "subjects",
 ]

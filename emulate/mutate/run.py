@@ -4,22 +4,14 @@ import json as json_module
 import os
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from multiprocessing import get_context
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from emulate.mutate.edits import Mutant, mutants
 from emulate.mutate.equivalent import reason_of
-from emulate.mutate.subjects import Subject, subjects
-
-SCHEDULES = ("fifo", "random:1", "pct:3:1")
-"""Of the checked engine; tried in turn until one kills the mutant."""
-
-MAX_STEPS = 1_000_000
-"""Several times what the shipped kernels take at their small shapes."""
+from emulate.mutate.judge import Judge, Kill
+from emulate.mutate.subjects import Subject, named, subjects
+from emulate.mutate.workers import Find, kill_each
 
 
 @dataclass(frozen=True)
@@ -29,9 +21,11 @@ class Verdict:
     Attributes:
         mutant: its name.
         kind, file, line: see `emulate.mutate.edits.Mutant`.
-        killed_by: id of a finding, ``bytes``, or ``exception`` and its type; empty for a survivor.
+        killed_by: id of a finding, ``bytes``, ``exception`` and its type, or ``crash`` and the
+            signal or exit status with which its process ended; empty for a survivor.
         reason: why a survivor is equivalent to the kernel, if that is known.
-        how: the schedule of the checked engine that noticed it, or ``interpreted``.
+        how: the schedule of the checked engine that noticed it, or ``interpreted``; empty for a
+            crash.
         seconds: [s].
     """
 
@@ -81,7 +75,7 @@ class KernelScore:
 def mutate_kernel(
     subject: Subject, numbers: Iterable[int] | None = None, *, everything: bool = False
 ) -> KernelScore:
-    """Run the mutants of one kernel, all or those with these numbers.
+    """Run the mutants of one kernel in this process, all or those with these numbers.
 
     Args:
         subject: the kernel and its launch.
@@ -91,106 +85,59 @@ def mutate_kernel(
     Raises:
         RuntimeError: the kernel itself is not free of findings.
     """
-    made = mutants(subject.kernel)
-    chosen = range(len(made)) if numbers is None else list(numbers)
-    want = _expected(subject)
-    verdicts = (_judge(subject, made[n], want, everything) for n in chosen)
+    judge = Judge(subject)
+    verdicts = []
+    for number in range(len(judge.mutants)) if numbers is None else numbers:
+        verdict = _without_run(judge.mutants[number])
+        if everything or not verdict.reason:
+            verdict = _after(verdict, judge.kill(number))
+        verdicts.append(verdict)
     return KernelScore(subject.name, tuple(verdicts))
 
 
-def _expected(subject: Subject) -> list[bytes]:
-    """Bytes of all arrays after the kernel itself has run."""
-    args = subject.args()
-    findings = _check(subject, subject.kernel, args, "fifo")
-    if findings:
-        raise RuntimeError(f"mutate: {subject.name} itself has findings: {findings[0]}")
-    return _bytes(args)
+def mutate_kernels(
+    chosen: Sequence[Subject], workers: int, find: Find = named
+) -> list[KernelScore]:
+    """Run all mutants of kernels in processes of their own, which a mutant may end.
+
+    Args:
+        chosen: the kernels and their launches.
+        workers: how many processes.
+        find: makes a subject from its name there.
+
+    Raises:
+        RuntimeError: a kernel itself has findings, or ends its process.
+    """
+    verdicts = {
+        (subject.name, number): _without_run(mutant)
+        for subject in chosen
+        for number, mutant in enumerate(mutants(subject.kernel))
+    }
+    jobs = [job for job, verdict in verdicts.items() if not verdict.reason]
+    for job, kill in zip(jobs, kill_each(jobs, find, workers), strict=True):
+        verdicts[job] = _after(verdicts[job], kill)
+    return [
+        KernelScore(
+            subject.name, tuple(v for (name, _), v in verdicts.items() if name == subject.name)
+        )
+        for subject in chosen
+    ]
 
 
-def _bytes(args: Sequence[Any]) -> list[bytes]:
-    return [arg.tobytes() for arg in args if isinstance(arg, np.ndarray)]
-
-
-def _check(subject: Subject, kernel: Any, args: Any, schedule: str) -> tuple[Any, ...]:
-    import emulate
-
-    report = emulate.check(
-        kernel,
-        subject.grid,
-        subject.block,
-        *args,
-        shared_bytes=subject.shared_bytes,
-        schedules=[schedule],
-        max_findings=1,
-        max_steps=MAX_STEPS,
-    )
-    return tuple(report.findings)
-
-
-def _judge(subject: Subject, mutant: Mutant, want: list[bytes], everything: bool) -> Verdict:
-    start = time.perf_counter()
+def _without_run(mutant: Mutant) -> Verdict:
+    """The verdict before the mutant has run, which for one with a reason is the last."""
     reason = reason_of(mutant.name)
-    killed_by, how = "", ""
-    if everything or not reason:
-        killed_by, how = _kill(subject, mutant, want)
-    return Verdict(
-        mutant.name,
-        mutant.kind,
-        mutant.file,
-        mutant.line,
-        killed_by,
-        "" if killed_by else reason,
-        how,
-        round(time.perf_counter() - start, 3),
+    return Verdict(mutant.name, mutant.kind, mutant.file, mutant.line, "", reason, "", 0.0)
+
+
+def _after(verdict: Verdict, kill: Kill) -> Verdict:
+    return replace(
+        verdict,
+        killed_by=kill.killed_by,
+        reason="" if kill.killed_by else verdict.reason,
+        how=kill.how,
+        seconds=kill.seconds,
     )
-
-
-def _kill(subject: Subject, mutant: Mutant, want: list[bytes]) -> tuple[str, str]:
-    """What notices the mutant, and how it was run; two empty texts if nothing does."""
-    # The interpreted engine is several times as fast, and most wrong counts give wrong bytes.
-    killed_by = _kill_once(subject, mutant, want, "")
-    if killed_by:
-        return killed_by, "interpreted"
-    for schedule in SCHEDULES:
-        killed_by = _kill_once(subject, mutant, want, schedule)
-        if killed_by:
-            return killed_by, schedule
-    return "", ""
-
-
-def _kill_once(subject: Subject, mutant: Mutant, want: list[bytes], schedule: str) -> str:
-    args = subject.args()
-    try:
-        if schedule:
-            findings = _check(subject, mutant.kernel, args, schedule)
-            if findings:
-                return str(findings[0].id)
-        else:
-            _launch(subject, mutant.kernel, args)
-    except Exception as error:
-        return f"exception {type(error).__name__}"
-    return "" if _bytes(args) == want else "bytes"
-
-
-def _launch(subject: Subject, kernel: Any, args: Any) -> None:
-    import emulate
-
-    emulate.launch(
-        kernel,
-        subject.grid,
-        subject.block,
-        *args,
-        shared_bytes=subject.shared_bytes,
-        engine="interpreted",
-        copies="lazy",
-        seed=1,
-    )
-
-
-def _run_chunk(work: tuple[str, list[int]]) -> KernelScore:
-    name, numbers = work
-    subject = next(subject for subject in subjects() if subject.name == name)
-    return mutate_kernel(subject, numbers)
 
 
 def run(kernel: str | None = None, workers: int | None = None) -> list[KernelScore]:
@@ -203,21 +150,7 @@ def run(kernel: str | None = None, workers: int | None = None) -> list[KernelSco
     if not chosen:
         known = ", ".join(subject.name for subject in subjects())
         raise LookupError(f"mutate: expected a part of one of {known}, got {kernel!r}")
-    count = workers or os.cpu_count() or 1
-    work = []
-    for subject in chosen:
-        numbers = list(range(len(mutants(subject.kernel))))
-        work += [(subject.name, numbers[first::count]) for first in range(count)]
-    if count == 1:
-        parts = [_run_chunk(piece) for piece in work]
-    else:
-        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-            parts = list(pool.map(_run_chunk, work))
-    scores = []
-    for subject in chosen:
-        verdicts = [v for part in parts if part.kernel == subject.name for v in part.verdicts]
-        scores.append(KernelScore(subject.name, tuple(verdicts)))
-    return scores
+    return mutate_kernels(chosen, workers or os.cpu_count() or 1)
 
 
 def main(kernel: str | None = None, json: bool = False, workers: int | None = None) -> int:

@@ -43,6 +43,13 @@ def subjects() -> list[Subject]:
     return [_subject(kernel) for kernel in catalog()]
 
 
+def named(name: str) -> Subject:
+    """The subject with this name."""
+    from nbmoe_kernels.catalog import catalog
+
+    return next(_subject(kernel) for kernel in catalog() if kernel.name == name)
+
+
 def _subject(kernel: Any) -> Subject:
     for prefix, make in _LAUNCHES.items():
         if kernel.name.startswith(prefix):

@@ -1,7 +1,10 @@
 """Mutation: what is edited, and that a small kernel's mutants are killed for the right reason."""
 
 import json
+import os
 import re
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,15 @@ import pytest
 from numba import cuda, int32
 
 import emulate
-from emulate.mutate import KernelScore, Subject, Verdict, mutants, mutate_kernel, subjects
+from emulate.mutate import (
+    KernelScore,
+    Subject,
+    Verdict,
+    mutants,
+    mutate_kernel,
+    mutate_kernels,
+    subjects,
+)
 from emulate.mutate import run as mutate_run
 from emulate.mutate.equivalent import REASONS
 from nbmoe_kernels.catalog import catalog
@@ -150,6 +161,42 @@ def test_survivors_count_and_equivalents_do_not(monkeypatch):
     assert score.rate == 1.0 and score.counted == 0 and not score.survivors
     score = mutate_kernel(subject(shifted), everything=True)
     assert score.killed == 3
+
+
+def deadly(x, out):
+    part = cuda.shared.array(64, int32)
+    t = cuda.threadIdx.x
+    for i in range(2):
+        if i == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)  # as a store through a wild address does
+        part[t] = x[t]
+    cuda.syncthreads()
+    out[t] = part[63 - t]
+    cuda.syncthreads()
+
+
+def stillborn(x, out):
+    os._exit(3)
+    cuda.syncthreads()
+
+
+def planted(name):
+    return replace(subject({"deadly": deadly, "stillborn": stillborn}[name]), name=name)
+
+
+def test_a_mutant_that_ends_its_process_is_killed_and_the_others_are_run():
+    (score,) = mutate_kernels([planted("deadly")], 1, planted)
+    assert [(v.mutant, v.killed_by) for v in score.verdicts] == [
+        ("deadly: for i in range(2): end +1", "crash SIGSEGV"),
+        ("deadly: for i in range(2): end -1", ""),
+        ("deadly: delete cuda.syncthreads()", "bytes"),
+        ("deadly: delete cuda.syncthreads() (#2)", ""),
+    ]
+
+
+def test_a_kernel_that_ends_its_process_is_an_error():
+    with pytest.raises(RuntimeError, match="stillborn itself ends its process"):
+        mutate_kernels([planted("deadly"), planted("stillborn")], 1, planted)
 
 
 def test_every_shipped_kernel_has_a_launch():
