@@ -17,6 +17,7 @@ from typing import Any
 
 from emulate.mutate import ops
 from emulate.mutate.functions import called_functions, compile_again, exchange, names_of, parse
+from emulate.mutate.reach import left_out, reached_functions
 from emulate.rebind import plain_function
 from nbmoe_kernels.device.op import Op
 
@@ -58,6 +59,7 @@ class Mutant:
         function: name of the edited function.
         file, line: where.
         what: the edit in words, without the line.
+        is_left_out: the kernel's constants leave out the code that is edited.
         kernel: the kernel's function, edited.
     """
 
@@ -66,6 +68,7 @@ class Mutant:
     file: str
     line: int
     what: str
+    is_left_out: bool
     kernel: pytypes.FunctionType
 
     @property
@@ -85,12 +88,14 @@ class _Edit:
 def mutants(kernel: Any) -> list[Mutant]:
     """All mutants of a kernel and of the device functions that it calls."""
     whole = plain_function(kernel)
+    reached = reached_functions(kernel)
     made = []
     for function in called_functions(kernel):
         seen: dict[str, int] = {}
         for position in range(len(list(_edits(parse(function), function)))):
             definition = parse(function)
-            edit = list(_edits(definition, function))[position]
+            node, edit = list(_edits(definition, function))[position]
+            is_left_out = function not in reached or node in left_out(definition, function)
             extra = edit.change()
             changed = compile_again(function, definition, extra)
             seen[edit.what] = seen.get(edit.what, 0) + 1
@@ -102,25 +107,33 @@ def mutants(kernel: Any) -> list[Mutant]:
                     function.__code__.co_filename,
                     edit.line,
                     edit.what + again,
+                    is_left_out,
                     exchange(whole, function, changed),
                 )
             )
     return made
 
 
-def _edits(definition: ast.FunctionDef, function: pytypes.FunctionType) -> Iterator[_Edit]:
+def _edits(
+    definition: ast.FunctionDef, function: pytypes.FunctionType
+) -> Iterator[tuple[ast.AST, _Edit]]:
     names = names_of(function)
     for node in ast.walk(definition):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            yield from _deletion(node, names)
-        if isinstance(node, ast.Call):
-            yield from _call_edits(node, names)
-        if isinstance(node, ast.For):
-            yield from _range_edits(node)
-        if isinstance(node, ast.While):
-            yield from _while_edits(node)
-        if isinstance(node, ast.BinOp):
-            yield from _depth_edits(node, names)
+        for edit in _edits_of(node, names):
+            yield node, edit
+
+
+def _edits_of(node: ast.AST, names: dict[str, Any]) -> Iterator[_Edit]:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield from _deletion(node, names)
+    if isinstance(node, ast.Call):
+        yield from _call_edits(node, names)
+    if isinstance(node, ast.For):
+        yield from _range_edits(node)
+    if isinstance(node, ast.While):
+        yield from _while_edits(node)
+    if isinstance(node, ast.BinOp):
+        yield from _depth_edits(node, names)
 
 
 def _deletion(node: ast.Expr, names: dict[str, Any]) -> Iterator[_Edit]:

@@ -3,6 +3,11 @@
 The names are those of `emulate.mutate.edits.Mutant`: the function and the edit.
 """
 
+from emulate.mutate.edits import Mutant
+
+LEFT_OUT = "the constants of the configuration leave this code out"
+"""Of all mutants that `emulate.mutate.reach` finds to be so, in whatever function."""
+
 _STRONGER = "a wait for more groups than is needed costs time, not bytes"
 _GUARDED = "an item past the last one is skipped by the `if` in the loop"
 
@@ -59,6 +64,6 @@ REASONS: dict[str, str] = {
 }
 
 
-def reason_of(mutant: str) -> str:
+def reason_of(mutant: Mutant) -> str:
     """Why a mutant is equivalent; empty if it is not known to be."""
-    return REASONS.get(mutant, "")
+    return LEFT_OUT if mutant.is_left_out else REASONS.get(mutant.name, "")

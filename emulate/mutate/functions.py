@@ -16,7 +16,7 @@ def called_functions(kernel: Any) -> list[pytypes.FunctionType]:
     found = [plain_function(kernel)]
     for function in found:
         for value in names_of(function).values():
-            helper = _helper(value)
+            helper = helper_of(value)
             if helper is not None and helper not in found:
                 found.append(helper)
     return found
@@ -30,7 +30,8 @@ def names_of(function: pytypes.FunctionType) -> dict[str, Any]:
     return values
 
 
-def _helper(value: Any) -> pytypes.FunctionType | None:
+def helper_of(value: Any) -> pytypes.FunctionType | None:
+    """The function of a device function, else None."""
     if getattr(value, "is_device_function", False) or (
         type(value).__module__.startswith("numba.cuda") and hasattr(value, "py_func")
     ):
@@ -91,7 +92,7 @@ def exchange(
         return new
 
     def replacement(value: Any) -> Any:
-        return _mark(new) if _helper(value) is old else None
+        return _mark(new) if helper_of(value) is old else None
 
     return Rebinder(_mark, replace=replacement).clone(kernel)
 

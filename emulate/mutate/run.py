@@ -126,7 +126,7 @@ def mutate_kernels(
 
 def _without_run(mutant: Mutant) -> Verdict:
     """The verdict before the mutant has run, which for one with a reason is the last."""
-    reason = reason_of(mutant.name)
+    reason = reason_of(mutant)
     return Verdict(mutant.name, mutant.kind, mutant.file, mutant.line, "", reason, "", 0.0)
 
 

@@ -22,7 +22,7 @@ from emulate.mutate import (
     subjects,
 )
 from emulate.mutate import run as mutate_run
-from emulate.mutate.equivalent import REASONS
+from emulate.mutate.equivalent import LEFT_OUT, REASONS
 from nbmoe_kernels.catalog import catalog
 from nbmoe_kernels.device.atomics import reduction, wait_ge
 from nbmoe_kernels.device.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait
@@ -161,6 +161,95 @@ def test_survivors_count_and_equivalents_do_not(monkeypatch):
     assert score.rate == 1.0 and score.counted == 0 and not score.survivors
     score = mutate_kernel(subject(shifted), everything=True)
     assert score.killed == 3
+
+
+def make_optional(has_turns, kind, depth):
+    """A kernel whose barriers no byte depends on, most of them in branches."""
+
+    @device_function
+    def take_turn():
+        sync_warp()
+
+    @device_function
+    def early():
+        if kind == "plain":
+            return
+        cuda.threadfence()
+
+    def optional(x, out):
+        t = cuda.threadIdx.x
+        if has_turns:
+            take_turn()
+        else:
+            cuda.threadfence_block()
+        if not has_turns and x[0] > 0:
+            cuda.syncthreads()
+        if depth - 1 > 2 or kind == "deep":
+            cuda.threadfence_system()
+        early()
+        if x[0] > 100:
+            cuda.syncwarp()
+        out[t] = x[t]
+
+    return optional
+
+
+TURN, SHORT, BLOCK, DEEP, EARLY, RARE = (
+    "take_turn: delete sync_warp()",
+    "optional: delete cuda.threadfence_block()",
+    "optional: delete cuda.syncthreads()",
+    "optional: delete cuda.threadfence_system()",
+    "early: delete cuda.threadfence()",
+    "optional: delete cuda.syncwarp()",
+)
+
+
+@pytest.mark.parametrize(
+    "constants, left_out",
+    [
+        ((False, "plain", 3), {TURN, DEEP, EARLY}),
+        ((True, "deep", 3), {SHORT, BLOCK}),
+        ((True, "plain", 4), {SHORT, BLOCK, EARLY}),
+        ((np.bool_(False), "fancy", np.int32(4)), {TURN}),
+    ],
+)
+def test_code_that_constants_leave_out_does_not_count(constants, left_out):
+    kernel = make_optional(*constants)
+    counted = {TURN, SHORT, BLOCK, DEEP, EARLY, RARE} - left_out
+    made = {mutant.name: mutant for mutant in mutants(kernel) if mutant.kind == "delete"}
+    assert {name for name, mutant in made.items() if mutant.is_left_out} == left_out
+    assert made.keys() == counted | left_out
+    score = mutate_kernel(subject(kernel), everything=True)
+    survivors = {verdict.mutant for verdict in score.survivors}
+    assert survivors >= counted, "also those that the arguments never reach"
+    reasons = {verdict.mutant for verdict in score.verdicts if verdict.reason == LEFT_OUT}
+    assert reasons == left_out
+    assert score.killed == 0 and score.counted == len(score.verdicts) - len(left_out)
+
+
+def test_only_constants_leave_code_out():
+    depth = STAGES
+
+    def shadowed(x, out, kind):
+        depth = x[0]
+        if depth > 100:
+            cuda.syncwarp()
+        if kind:
+            cuda.threadfence()
+        if min(STAGES, 0):
+            cuda.syncthreads()
+        out[0] = depth
+
+    def named(x, out):
+        if depth > 100:
+            cuda.syncwarp()
+        if STAGES == 3:
+            out[0] = x[0]
+        else:
+            cuda.syncthreads()
+
+    assert [mutant.is_left_out for mutant in mutants(shadowed)] == [False] * 3
+    assert [mutant.is_left_out for mutant in mutants(named)] == [True] * 2
 
 
 def deadly(x, out):
