@@ -30,7 +30,7 @@ class Judge:
     """Runs mutants of one kernel and compares with the kernel.
 
     Attributes:
-        subject: the kernel and its launch.
+        subject: the kernel and its launches.
         mutants: see `emulate.mutate.edits.mutants`.
 
     Raises:
@@ -40,11 +40,13 @@ class Judge:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.mutants = mutants(subject.kernel)
-        args = subject.args()
-        findings = self._check(subject.kernel, args, "fifo")
-        if findings:
-            raise RuntimeError(f"mutate: {subject.name} itself has findings: {findings[0]}")
-        self._want = _bytes(args)
+        self._want = []
+        for grid, make in subject.launches:
+            args = make()
+            findings = self._check(subject.kernel, grid, args, "fifo")
+            if findings:
+                raise RuntimeError(f"mutate: {subject.name} itself has findings: {findings[0]}")
+            self._want.append(_bytes(args))
 
     def kill(self, number: int) -> Kill:
         """What notices a mutant, by its number; two empty texts if nothing does."""
@@ -64,24 +66,27 @@ class Judge:
         return "", ""
 
     def _kill_once(self, kernel: Any, schedule: str) -> str:
-        args = self.subject.args()
-        try:
-            if schedule:
-                findings = self._check(kernel, args, schedule)
-                if findings:
-                    return str(findings[0].id)
-            else:
-                self._launch(kernel, args)
-        except Exception as error:
-            return f"exception {type(error).__name__}"
-        return "" if _bytes(args) == self._want else "bytes"
+        for (grid, make), want in zip(self.subject.launches, self._want, strict=True):
+            args = make()
+            try:
+                if schedule:
+                    findings = self._check(kernel, grid, args, schedule)
+                    if findings:
+                        return str(findings[0].id)
+                else:
+                    self._launch(kernel, grid, args)
+            except Exception as error:
+                return f"exception {type(error).__name__}"
+            if _bytes(args) != want:
+                return "bytes"
+        return ""
 
-    def _check(self, kernel: Any, args: Any, schedule: str) -> tuple[Any, ...]:
+    def _check(self, kernel: Any, grid: Any, args: Any, schedule: str) -> tuple[Any, ...]:
         import emulate
 
         report = emulate.check(
             kernel,
-            self.subject.grid,
+            grid,
             self.subject.block,
             *args,
             shared_bytes=self.subject.shared_bytes,
@@ -91,12 +96,12 @@ class Judge:
         )
         return tuple(report.findings)
 
-    def _launch(self, kernel: Any, args: Any) -> None:
+    def _launch(self, kernel: Any, grid: Any, args: Any) -> None:
         import emulate
 
         emulate.launch(
             kernel,
-            self.subject.grid,
+            grid,
             self.subject.block,
             *args,
             shared_bytes=self.subject.shared_bytes,

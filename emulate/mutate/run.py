@@ -78,7 +78,7 @@ def mutate_kernel(
     """Run the mutants of one kernel in this process, all or those with these numbers.
 
     Args:
-        subject: the kernel and its launch.
+        subject: the kernel and its launches.
         numbers: positions in `emulate.mutate.edits.mutants`.
         everything: also run those that are known to be equivalent.
 

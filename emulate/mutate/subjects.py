@@ -9,23 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulate.mutate.matmuls import matmul
-from emulate.mutate.prepared import PREPARED, multiply
+from emulate.mutate.matmuls_sm90 import multiply
+from emulate.mutate.prepared import PREPARED
 from emulate.mutate.quantizers import QUANTIZERS
 from emulate.mutate.quantizers_fp8 import FP8_QUANTIZERS
 from emulate.mutate.routing import ROUTING
 
 Arguments = tuple[Any, ...]
+Launch = tuple[Any, Callable[[], Arguments]]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel with a launch.
+    """A kernel with its launches.
 
     Attributes:
         name: the kernel's name.
         kernel: the kernel.
-        grid, block, shared_bytes: the launch.
-        args: makes the arguments, the same ones each time.
+        grid, block, shared_bytes: the first launch.
+        args: makes its arguments, the same ones each time.
+        others: grids and arguments of more launches, for what the first does not reach.
     """
 
     name: str
@@ -34,6 +37,12 @@ class Subject:
     block: Any
     shared_bytes: int
     args: Callable[[], Arguments]
+    others: tuple[Launch, ...] = ()
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """Grids and arguments of all launches."""
+        return (self.grid, self.args), *self.others
 
 
 def subjects() -> list[Subject]:
@@ -53,17 +62,28 @@ def named(name: str) -> Subject:
 def _subject(kernel: Any) -> Subject:
     for prefix, make in _LAUNCHES.items():
         if kernel.name.startswith(prefix):
-            grid, args = make(kernel)
+            (grid, args), *others = make(kernel)
             return Subject(
-                kernel.name, kernel.py_func, grid, kernel.threads, kernel.shared_bytes, args
+                kernel.name,
+                kernel.py_func,
+                grid,
+                kernel.threads,
+                kernel.shared_bytes,
+                args,
+                tuple(others),
             )
     raise LookupError(f"mutate: no launch is known for {kernel.name}")
 
 
-_LAUNCHES: dict[str, Callable[[Any], tuple[Any, Callable[[], Arguments]]]] = {
-    **ROUTING,
-    **QUANTIZERS,
-    **FP8_QUANTIZERS,
-    **PREPARED,
-    "matmul_grouped": lambda kernel: (multiply if "_sm90_" in kernel.name else matmul)(kernel),
-}
+def _multiply(kernel: Any) -> tuple[Launch, ...]:
+    return multiply(kernel) if "_sm90_" in kernel.name else (matmul(kernel),)
+
+
+def _once(make: Callable[[Any], Launch]) -> Callable[[Any], tuple[Launch, ...]]:
+    return lambda kernel: (make(kernel),)
+
+
+_LAUNCHES: dict[str, Callable[[Any], tuple[Launch, ...]]] = {
+    prefix: _once(make)
+    for prefix, make in (ROUTING | QUANTIZERS | FP8_QUANTIZERS | PREPARED).items()
+} | {"matmul_grouped": _multiply}
