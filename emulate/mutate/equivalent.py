@@ -9,6 +9,7 @@ LEFT_OUT = "the constants of the configuration leave this code out"
 """Of all mutants that `emulate.mutate.reach` finds to be so, in whatever function."""
 
 _STRONGER = "a wait for more groups than is needed costs time, not bytes"
+_CLEARED = "one word more is cleared, before the first copies"
 _GUARDED = "an item past the last one is skipped by the `if` in the loop"
 
 REASONS: dict[str, str] = {
@@ -61,6 +62,23 @@ REASONS: dict[str, str] = {
     "accumulate: stage_blocks - 1: +1": (
         "at most one stage more, past the end of K, whose products are 0"
     ),
+    "build_table: for i in range(5): end +1": (
+        "a shuffle by 32 lanes leaves every lane its own value, which no lane adds"
+    ),
+    "build_table: for i in range(share): end -1 (#4)": (
+        "without slots only the first of a lane is used"
+    ),
+    "clear_tokens: while at < end: end +1": _CLEARED,
+    "clear_tokens: while at < np.uint32(end_scale): end +1": _CLEARED,
+    "body: block_rows - 1: -1": "n is a multiple of 8, so no n / block_rows has a remainder of 1",
+    "_next_place: PLACES - 1: -1": (
+        "a ring of one place: the producer waits longer, and all read what it tells"
+    ),
+    "load_tokens: for q in range(stage_blocks): end +1": _GUARDED,
+    "load_weights: for i in range(warpgroups): end +1": _GUARDED,
+    "multiply_stage: for i in range(rounds): end +1": _GUARDED,
+    "end: wait(): 0 open groups instead of 1": _STRONGER,
+    "multiply_tile: wait_for_most(): 0 open groups instead of 1": _STRONGER,
 }
 
 

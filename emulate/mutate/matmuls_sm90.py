@@ -63,17 +63,19 @@ class _Routing:
 def _routing(config: Any, has_slots: bool) -> _Routing:
     """As many slots as the kernel takes, most of them empty; or none, and a few rows.
 
-    Of the slots with rows the first has a tile whose last rows nobody copies, a masked one a full
-    tile, and another one row more; in all there are tiles of every width.
+    Of tiles with rows and of masked ones there are some of every width. The first is one whose last
+    rows nobody copies; a masked slot fills the widest tile, and another has one row more.
     """
     *_, widest = config.widths
-    shapes = [(0, widest - 3)]
+    shapes = [(0, widest - 5)]
     if has_slots:
-        shapes += [(-1, 3), (-1, widest), (1, widest + 1)]
-        shapes += [(0, width + 3) for width in config.widths[:-2]]
+        narrow = [width + 3 for width in (0, *config.widths[:-1])]
+        shapes += [(-1, widest), (1, widest + 1)]
+        shapes += [(-1, rows) for rows in narrow] + [(0, rows) for rows in narrow]
     counts = np.zeros(config.max_slots if has_slots else 1, np.int64)
     experts = np.zeros(counts.size, np.int32)
-    places = np.linspace(0, counts.size - 1, len(shapes), dtype=int)
+    # A lane has several neighbours, the last lane the last one.
+    places = [*range(0, 2 * len(shapes) - 2, 2), counts.size - 1]
     for place, (expert, rows) in zip(places, shapes, strict=True):
         experts[place], counts[place] = expert, rows
     starts = np.cumsum([0, *counts]).astype(np.uint32)

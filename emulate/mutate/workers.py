@@ -105,7 +105,10 @@ def _work(pipe: Connection, find: Find) -> None:
     """A worker's process: a subject's name makes it the one whose mutants come as numbers."""
     judge: Judge
     while True:
-        question = pipe.recv()
+        try:
+            question = pipe.recv()
+        except EOFError:  # the run has ended
+            return
         try:
             if isinstance(question, str):
                 judge = Judge(find(question))

@@ -301,6 +301,9 @@ def test_every_reason_is_about_a_mutant_that_exists():
         "router_logits",
         "matmul_grouped_nvfp4_sm80_m16",
         "swiglu_nvfp4_sm80_m64",
+        "mxfp8_sm90_n8",
+        "fp8_sm90_n120",
+        "fp8_sm90_n8",
     )
     kernels = [s.kernel for s in subjects() if any(part in s.name for part in chosen)]
     assert len(kernels) == len(chosen)
