@@ -77,7 +77,6 @@ REASONS: dict[str, str] = {
     "load_tokens: for q in range(stage_blocks): end +1": _GUARDED,
     "load_weights: for i in range(warpgroups): end +1": _GUARDED,
     "multiply_stage: for i in range(rounds): end +1": _GUARDED,
-    "end: wait(): 0 open groups instead of 1": _STRONGER,
     "multiply_tile: wait_for_most(): 0 open groups instead of 1": _STRONGER,
 }
 
