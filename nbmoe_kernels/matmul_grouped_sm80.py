@@ -66,15 +66,57 @@ def store_f32_pair(output, row, column, n, low, high):
 STORES: dict[str, Callable[..., Any]] = {"bf16": store_bf16_pair, "f32": store_f32_pair}
 
 
-@functools.cache
-def make_matmul_grouped(config: MatmulConfig, out_type: str = "bf16") -> Kernel:
-    """The kernel for a pair of operands and a tile shape, with an output of bf16 or f32."""
+def make_store_tile(config: MatmulConfig, out_type: str = "bf16") -> Callable[..., Any]:
+    """``store_tile(acc, output, expert, first_row, rows, first_column, n, factors)``.
+
+    ``factors`` are (expert_scales, a_row_scales, bias, has_expert_scales, has_row_scales,
+    has_bias).
+    """
     row_tiles, column_tiles = config.row_tiles, config.column_tiles
-    fragments, lane_columns = config.fragments, 2 * config.column_tiles
-    multiply_tile = make_multiply_tile(config)
+    lane_columns = 2 * config.column_tiles
     scaled, load_bias = make_scaled(config), make_load_bias(config)
     lane_place = make_lane_place(config)
     store_pair = STORES[out_type]
+
+    @device_function
+    def store_tile(acc, output, expert, first_row, rows, first_column, n, factors):
+        expert_scales, a_row_scales, bias, has_expert_scales, has_row_scales, has_bias = factors
+        if rows > np.uint32(0):
+            if expert < np.int32(0):
+                has_row_scales = np.uint32(0)
+            expert_scale = expert_scale_of(expert_scales, has_expert_scales, expert)
+            lane_row, lane_column = lane_place()
+            column = np.uint32(first_column + lane_column)
+            biases = cuda.local.array(lane_columns, np.float32)
+            load_bias(biases, bias, has_bias, expert, column, n)
+            for half in unroll(range(2 * row_tiles)):
+                row_in_block = np.uint32(lane_row + np.uint32(8 * half))
+                if row_in_block < rows:
+                    row = np.uint32(first_row + row_in_block)
+                    row_scale = row_scale_of(a_row_scales, has_row_scales, row)
+                    for c in unroll(range(column_tiles)):
+                        at_column = np.uint32(column + np.uint32(8 * c))
+                        if at_column < n:
+                            i = (half // 2) * column_tiles + c
+                            low = acc[i, 2 * (half % 2)]
+                            high = acc[i, 2 * (half % 2) + 1]
+                            store_pair(
+                                output,
+                                row,
+                                at_column,
+                                n,
+                                scaled(low, expert_scale, row_scale, biases[2 * c]),
+                                scaled(high, expert_scale, row_scale, biases[2 * c + 1]),
+                            )
+
+    return store_tile
+
+
+@functools.cache
+def make_matmul_grouped(config: MatmulConfig, out_type: str = "bf16") -> Kernel:
+    """The kernel for a pair of operands and a tile shape, with an output of bf16 or f32."""
+    fragments = config.fragments
+    multiply_tile, store_tile = make_multiply_tile(config), make_store_tile(config, out_type)
 
     @kernel(
         f"global {OUTPUT_TYPES[out_type]}* output, global u8* hidden, global u8* weight, "
@@ -124,33 +166,10 @@ def make_matmul_grouped(config: MatmulConfig, out_type: str = "bf16") -> Kernel:
             n,
             k,
         )
-        if rows > np.uint32(0):
-            if expert < np.int32(0):
-                has_row_scales = np.uint32(0)
-            expert_scale = expert_scale_of(expert_scales, has_expert_scales, expert)
-            lane_row, lane_column = lane_place()
-            column = np.uint32(first_column + lane_column)
-            biases = cuda.local.array(lane_columns, np.float32)
-            load_bias(biases, bias, has_bias, expert, column, n)
-            for half in unroll(range(2 * row_tiles)):
-                row_in_block = np.uint32(lane_row + np.uint32(8 * half))
-                if row_in_block < rows:
-                    row = np.uint32(first_row + row_in_block)
-                    row_scale = row_scale_of(a_row_scales, has_row_scales, row)
-                    for c in unroll(range(column_tiles)):
-                        at_column = np.uint32(column + np.uint32(8 * c))
-                        if at_column < n:
-                            i = (half // 2) * column_tiles + c
-                            low = acc[i, 2 * (half % 2)]
-                            high = acc[i, 2 * (half % 2) + 1]
-                            store_pair(
-                                output,
-                                row,
-                                at_column,
-                                n,
-                                scaled(low, expert_scale, row_scale, biases[2 * c]),
-                                scaled(high, expert_scale, row_scale, biases[2 * c + 1]),
-                            )
+        factors = (
+            expert_scales, a_row_scales, bias, has_expert_scales, has_row_scales, has_bias,
+        )  # fmt: skip
+        store_tile(acc, output, expert, first_row, rows, first_column, n, factors)
 
     return matmul_grouped
 

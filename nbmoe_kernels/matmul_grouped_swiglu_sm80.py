@@ -181,17 +181,16 @@ def _make_store_scales(config: MatmulConfig, quantizer: BlockQuantizer) -> Calla
     return store_scales
 
 
-@functools.cache
-def make_matmul_grouped_swiglu(
-    config: MatmulConfig, match_bf16: bool = True, activation: str = "silu"
-) -> Kernel:
-    """The kernel for a pair of operands, a tile shape and an activation.
+def make_fuse_tile(config: MatmulConfig, match_bf16: bool, activation: str) -> Callable[..., Any]:
+    """``fuse_tile(acc, smem, c_packed, c_swiglu_scales, located, first_column, n, c_input_scales,
+    factors, alpha, limit)``.
 
-    ``match_bf16`` rounds gate and up to bf16.
+    ``located`` is what `nbmoe_kernels.matmul_tile_sm80.make_locate` gives, ``factors`` are those of
+    `nbmoe_kernels.matmul_grouped_sm80.make_store_tile`.
     """
     quantizer = make_block_quantizer(config.a_format)
-    block_m, row_tiles, column_tiles = config.block_m, config.row_tiles, config.column_tiles
-    fragments, lane_columns = config.fragments, 2 * config.column_tiles
+    row_tiles, column_tiles = config.row_tiles, config.column_tiles
+    lane_columns = 2 * config.column_tiles
     per_lane, code_words = quantizer.block // 4, quantizer.block * quantizer.code_bits // 32
     groups = column_tiles // per_lane
     assert groups, "a warp holds whole blocks"
@@ -199,14 +198,12 @@ def make_matmul_grouped_swiglu(
     codes_per_word = 32 // quantizer.code_bits
     scales_at = config.stages * config.stage_words
     has_tensor_scale = config.a_format == "nvfp4"
-    multiply_tile = make_multiply_tile(config)
     scaled, load_bias = make_scaled(config), make_load_bias(config)
     lane_place = make_lane_place(config)
     gated = make_gated_activation(activation)
     quantize_block = _make_quantize_block(quantizer)
     store_codes = _make_store_codes(quantizer)
     store_scales = _make_store_scales(config, quantizer)
-    scale_type = {4: "u32", 2: "u16"}[_BLOCK_Z // quantizer.block]
 
     @device_function
     def activated(gate, up, alpha, limit):
@@ -216,60 +213,13 @@ def make_matmul_grouped_swiglu(
             up = bits_f32(np.uint32(rounded & np.uint32(0xFFFF0000)))
         return gated(gate, up, alpha, limit)
 
-    @kernel(
-        f"global u32* c_packed, global {scale_type}* c_swiglu_scales, global u8* hidden, "
-        "global u8* weight, global u8* a_scales, global u8* b_scales, global u32* expert_start, "
-        "global u32* a_scale_offsets, global i32* expert_ids, global f32* expert_scales, "
-        "global f32* c_input_scales, global u16* a_row_scales, global u16* bias, "
-        "u32 num_active, u32 num_rows, u32 n, u32 k, u32 has_row_scales, u32 has_expert_scales, "
-        "u32 has_bias, f32 alpha, f32 limit",
-        threads=config.threads,
-        shared_bytes=config.shared_bytes + 4 * _SCALE_WORDS * block_m,
-        name=f"matmul_grouped_swiglu_{config.name}_{'bf16' if match_bf16 else 'f32'}"
-        + ("" if activation == "silu" else f"_{activation}"),
-    )
-    def matmul_grouped_swiglu(
-        c_packed,
-        c_swiglu_scales,
-        hidden,
-        weight,
-        a_scales,
-        b_scales,
-        expert_start,
-        a_scale_offsets,
-        expert_ids,
-        expert_scales,
-        c_input_scales,
-        a_row_scales,
-        bias,
-        num_active,
-        num_rows,
-        n,
-        k,
-        has_row_scales,
-        has_expert_scales,
-        has_bias,
-        alpha,
-        limit,
-    ):
-        smem = cuda.shared.array(0, np.uint32, alignment=16)
-        acc = cuda.local.array((fragments, 4), np.float32)
-        slot, expert, tile, tile_row, first_row, rows, first_column = multiply_tile(
-            acc,
-            smem,
-            hidden,
-            weight,
-            a_scales,
-            b_scales,
-            np.uint32(0),
-            expert_start,
-            a_scale_offsets,
-            expert_ids,
-            num_active,
-            num_rows,
-            n,
-            k,
-        )
+    @device_function
+    def fuse_tile(
+        acc, smem, c_packed, c_swiglu_scales, located, first_column, n, c_input_scales, factors,
+        alpha, limit,
+    ):  # fmt: skip
+        slot, expert, tile, tile_row, first_row, rows = located
+        expert_scales, a_row_scales, bias, has_expert_scales, has_row_scales, has_bias = factors
         if rows > np.uint32(0):
             tensor_scale = ONE
             if expert < np.int32(0):
@@ -326,6 +276,95 @@ def make_matmul_grouped_swiglu(
                         smem[at_scale] = scale if is_stored else np.uint32(0)
             cuda.syncthreads()
             store_scales(c_swiglu_scales, smem, tile, tile_row, rows, first_column, n)
+
+    return fuse_tile
+
+
+def scale_type_of(config: MatmulConfig) -> str:
+    """Element of the scales' pointer: the bytes of a block's columns of a row."""
+    return {4: "u32", 2: "u16"}[_BLOCK_Z // make_block_quantizer(config.a_format).block]
+
+
+def fused_shared_bytes(config: MatmulConfig) -> int:
+    """Of a block: the stages, and words of scales."""
+    return config.shared_bytes + 4 * _SCALE_WORDS * config.block_m
+
+
+@functools.cache
+def make_matmul_grouped_swiglu(
+    config: MatmulConfig, match_bf16: bool = True, activation: str = "silu"
+) -> Kernel:
+    """The kernel for a pair of operands, a tile shape and an activation.
+
+    ``match_bf16`` rounds gate and up to bf16.
+    """
+    fragments = config.fragments
+    multiply_tile = make_multiply_tile(config)
+    fuse_tile = make_fuse_tile(config, match_bf16, activation)
+
+    @kernel(
+        f"global u32* c_packed, global {scale_type_of(config)}* c_swiglu_scales, "
+        "global u8* hidden, global u8* weight, global u8* a_scales, global u8* b_scales, "
+        "global u32* expert_start, "
+        "global u32* a_scale_offsets, global i32* expert_ids, global f32* expert_scales, "
+        "global f32* c_input_scales, global u16* a_row_scales, global u16* bias, "
+        "u32 num_active, u32 num_rows, u32 n, u32 k, u32 has_row_scales, u32 has_expert_scales, "
+        "u32 has_bias, f32 alpha, f32 limit",
+        threads=config.threads,
+        shared_bytes=fused_shared_bytes(config),
+        name=f"matmul_grouped_swiglu_{config.name}_{'bf16' if match_bf16 else 'f32'}"
+        + ("" if activation == "silu" else f"_{activation}"),
+    )
+    def matmul_grouped_swiglu(
+        c_packed,
+        c_swiglu_scales,
+        hidden,
+        weight,
+        a_scales,
+        b_scales,
+        expert_start,
+        a_scale_offsets,
+        expert_ids,
+        expert_scales,
+        c_input_scales,
+        a_row_scales,
+        bias,
+        num_active,
+        num_rows,
+        n,
+        k,
+        has_row_scales,
+        has_expert_scales,
+        has_bias,
+        alpha,
+        limit,
+    ):
+        smem = cuda.shared.array(0, np.uint32, alignment=16)
+        acc = cuda.local.array((fragments, 4), np.float32)
+        slot, expert, tile, tile_row, first_row, rows, first_column = multiply_tile(
+            acc,
+            smem,
+            hidden,
+            weight,
+            a_scales,
+            b_scales,
+            np.uint32(0),
+            expert_start,
+            a_scale_offsets,
+            expert_ids,
+            num_active,
+            num_rows,
+            n,
+            k,
+        )
+        factors = (
+            expert_scales, a_row_scales, bias, has_expert_scales, has_row_scales, has_bias,
+        )  # fmt: skip
+        located = (slot, expert, tile, tile_row, first_row, rows)
+        fuse_tile(
+            acc, smem, c_packed, c_swiglu_scales, located, first_column, n, c_input_scales, factors,
+            alpha, limit,
+        )  # fmt: skip
 
     return matmul_grouped_swiglu
 

@@ -53,7 +53,12 @@ def _make_add_stage(config: MatmulConfig) -> Callable[..., Any]:
     return add_stage
 
 
-def _make_locate(config: MatmulConfig) -> Callable[..., Any]:
+def make_locate(config: MatmulConfig) -> Callable[..., Any]:
+    """``locate(expert_start, a_scale_offsets, expert_ids, num_active, num_rows, row_block)``.
+
+    Returns slot, expert (-1 if masked), scale tile and row in it (without scale tiles batch and row
+    in it), first row of the block, rows from there to the slot's end (0: nothing is to be done).
+    """
     block_m = config.block_m
 
     @device_function
@@ -82,13 +87,10 @@ def _make_locate(config: MatmulConfig) -> Callable[..., Any]:
     return locate_tile if config.a.scale_block else locate_rows
 
 
-def make_multiply_tile(
+def make_multiply(
     config: MatmulConfig, add_stage: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """The device function that finds the block's tile and computes its product.
-
-    It takes a warp's fragments ``acc``, (fragments, 4) f32, and the kernel's operands, and returns
-    what an epilogue needs to store them; see its docstring.
+    """The device function that computes the product of a tile that has been found.
 
     Args:
         config: operands and tile shape.
@@ -99,7 +101,6 @@ def make_multiply_tile(
     copy_a = make_copy_operand(config.a, block_m, 0, config.a_scales_at, config)
     copy_b = make_copy_operand(config.b, BLOCK_N, config.b_codes_at, config.b_scales_at, config)
     wait_for_stage = cp_async_wait(stages - 2)
-    locate = _make_locate(config)
     add_products = _make_add_stage(config) if add_stage is None else add_stage
 
     @device_function
@@ -172,6 +173,60 @@ def make_multiply_tile(
                 )
 
     @device_function
+    def multiply(
+        acc,
+        smem,
+        hidden,
+        weight,
+        a_scales,
+        b_scales,
+        scale_stride,
+        tile,
+        tile_row,
+        first_row,
+        rows,
+        expert,
+        first_column,
+        n,
+        k,
+    ):
+        """acc = the product; 0 without rows, and for a masked slot."""
+        for i in unroll(range(fragments)):
+            for j in unroll(range(4)):
+                acc[i, j] = np.float32(0.0)
+        if rows > np.uint32(0) and expert >= np.int32(0):
+            accumulate(
+                acc,
+                smem,
+                hidden,
+                weight,
+                a_scales,
+                b_scales,
+                scale_stride,
+                tile,
+                tile_row,
+                first_row,
+                rows,
+                expert,
+                first_column,
+                n,
+                k,
+            )
+
+    return multiply
+
+
+def make_multiply_tile(
+    config: MatmulConfig, add_stage: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """The device function that finds the block's tile and computes its product.
+
+    It takes a warp's fragments ``acc``, (fragments, 4) f32, and the kernel's operands, and returns
+    what an epilogue needs to store them; see its docstring.
+    """
+    locate, multiply = make_locate(config), make_multiply(config, add_stage)
+
+    @device_function
     def multiply_tile(
         acc,
         smem,
@@ -196,9 +251,7 @@ def make_multiply_tile(
         rows, which are multiplied by weight y.
 
         Returns:
-            slot, expert (-1 if masked: acc is 0), scale tile and row in it (without scale tiles
-            batch and row in it), first_row of the block, rows from there to the slot's end (0: the
-            block has nothing to do), first_column.
+            What `make_locate` returns, and first_column.
         """
         block = np.uint32(cuda.blockIdx.x)
         n_blocks = np.uint32(np.uint32(n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
@@ -211,27 +264,23 @@ def make_multiply_tile(
             num_rows,
             np.uint32(block // n_blocks),
         )
-        for i in unroll(range(fragments)):
-            for j in unroll(range(4)):
-                acc[i, j] = np.float32(0.0)
-        if rows > np.uint32(0) and expert >= np.int32(0):
-            accumulate(
-                acc,
-                smem,
-                hidden,
-                weight,
-                a_scales,
-                b_scales,
-                scale_stride,
-                tile,
-                tile_row,
-                first_row,
-                rows,
-                expert,
-                first_column,
-                n,
-                k,
-            )
+        multiply(
+            acc,
+            smem,
+            hidden,
+            weight,
+            a_scales,
+            b_scales,
+            scale_stride,
+            tile,
+            tile_row,
+            first_row,
+            rows,
+            expert,
+            first_column,
+            n,
+            k,
+        )
         return slot, expert, tile, tile_row, first_row, rows, first_column
 
     return multiply_tile

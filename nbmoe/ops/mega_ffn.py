@@ -6,16 +6,16 @@ from typing import Any
 
 from nbmoe.activation import GatedActivation
 from nbmoe.arrays import Array
-from nbmoe.errors import ConfigError, UnsupportedError, WorkspaceError
+from nbmoe.errors import ConfigError, WorkspaceError
 from nbmoe.formats import BlockFormat
 from nbmoe.ops.launch import allocate, host_view, store
-from nbmoe.ops.mega_ffn_launch import launch_prepared
+from nbmoe.ops.mega_ffn_launch import launch_packed, launch_prepared
 from nbmoe.ops.mega_ffn_reference import ffn_packed, ffn_prepared
 from nbmoe.ops.mega_ffn_scratch import (
     OWNERS,
     check_counters,
     mega_ffn_arrival_count_size,
-    mega_ffn_workspace_size,
+    scratch_bytes,
 )
 from nbmoe.validate import BF16, Call
 from nbmoe.validate.call import FLAT
@@ -114,8 +114,7 @@ def mega_ffn_nvfp4(
         DTypeError, ShapeError, LayoutError, AliasError, DeviceError: an array cannot be used.
         RoutingError: offsets or ids contradict each other, or rows have no active expert.
         ScaleError: a scale is missing, NaN, negative or, as a factor, 0.
-        UnsupportedError: too many slots for prepared operands, or packed ones for another backend
-            than "reference".
+        UnsupportedError: too many slots for prepared operands.
         WorkspaceError: `arrival_count` or `workspace` is too small, counters are not 0, or another
             stream still uses them.
     """
@@ -142,10 +141,6 @@ def mega_ffn_nvfp4(
     counters = call.output("arrival_count", arrival_count, U32, "(n,)", (0,), longer=True)
     scratch = _take_workspace(call, ffn, workspace)
     chosen = call.place(backend, stream)
-    if chosen.name != "reference" and isinstance(ffn.gate_up, Product):
-        rule = "prepared operands, the only ones that a kernel of the whole FFN reads"
-        hint = "prepare them, or call grouped_matmul_blocked_swiglu and grouped_matmul_block_scaled"
-        raise UnsupportedError(call.message("hidden_states", rule, "packed ones", hint))
     check_ffn(call, ffn, chosen)
     check_counters(call, counters, mega_ffn_arrival_count_size(rows, count))
     if rows == 0:
@@ -156,11 +151,11 @@ def mega_ffn_nvfp4(
         store(into, result, [(0, int(host_view(ffn.groups.starts)[-1]))])
         return into.owner
     if scratch is None:
-        size = mega_ffn_workspace_size(rows, ffn.num_slots, ffn.moe_dim)
-        scratch = allocate(call, "workspace", (size,), PREPARED)
+        scratch = allocate(call, "workspace", (scratch_bytes(ffn),), PREPARED)
     if chosen.on_gpu:
         OWNERS.check(call, counters)
-    launch_prepared(chosen, call, ffn, into, scratch, counters, **flags)
+    launch = launch_packed if isinstance(ffn.gate_up, Product) else launch_prepared
+    launch(chosen, call, ffn, into, scratch, counters, **flags)
     if chosen.on_gpu:
         OWNERS.note(call, counters)
     return into.owner
@@ -179,9 +174,9 @@ def _take_workspace(call: Call, ffn: FFN, workspace: Any) -> Array | None:
     if workspace is None:
         return None
     taken = call.output("workspace", workspace, PREPARED, FLAT, (0,), longer=True)
-    rows, slots, moe_dim = ffn.gate_up.num_rows, ffn.num_slots, ffn.moe_dim
-    needed = mega_ffn_workspace_size(rows, slots, moe_dim)
+    needed = scratch_bytes(ffn)
     if taken.nbytes < needed:
+        rows, slots, moe_dim = ffn.gate_up.num_rows, ffn.num_slots, ffn.moe_dim
         rule = f"at least {needed} bytes for {rows} rows, {slots} slots and D = {moe_dim}"
         hint = "nbmoe.ops.mega_ffn_workspace_size says how many"
         raise WorkspaceError(call.message("workspace", rule, taken.nbytes, hint))

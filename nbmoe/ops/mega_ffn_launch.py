@@ -5,9 +5,10 @@ from __future__ import annotations
 from nbmoe.arrays import Array
 from nbmoe.backend import Backend
 from nbmoe.ops.launch import executor, flat
-from nbmoe.ops.mega_ffn_scratch import mega_ffn_workspace_size
+from nbmoe.ops.mega_ffn_scratch import code_bytes, scratch_bytes
 from nbmoe.validate import Call
 from nbmoe.validate.mega_ffn import FFN
+from nbmoe.validate.product import Product
 from nbmoe.validate.product_prepared import PreparedProduct
 
 
@@ -29,8 +30,7 @@ def launch_prepared(
     p, down, activation = ffn.gate_up, ffn.down, ffn.activation
     assert isinstance(p, PreparedProduct), "the caller has looked"
     count = p.groups.count
-    size = mega_ffn_workspace_size(p.num_rows, ffn.num_slots, ffn.moe_dim)
-    into, middle = flat(chosen, output, workspace.leading(size))
+    into, middle = flat(chosen, output, workspace.leading(scratch_bytes(ffn)))
     launch_mega_ffn_sm90(
         executor(chosen, call),
         into,
@@ -58,5 +58,57 @@ def launch_prepared(
             ffn.fmt.name, ffn.weight_fmt.name, ffn.moe_dim, ffn.k, count, p.estimated_total_m
         ),
         routed_before=routed_before,
+        stream=call.stream,
+    )
+
+
+def launch_packed(
+    chosen: Backend,
+    call: Call,
+    ffn: FFN,
+    output: Array,
+    workspace: Array,
+    counters: Array,
+    *,
+    match_bf16: bool,
+    routed_before: bool,
+) -> None:
+    """The portable kernel, on packed operands; it starts behind whatever is in front of it."""
+    from nbmoe_kernels.mega_ffn_sm80 import launch_mega_ffn_sm80, mega_ffn_sm80_config
+
+    p, down, activation = ffn.gate_up, ffn.down, ffn.activation
+    assert isinstance(p, Product), "the caller has looked"
+    s, scales_at = p.slots, code_bytes(ffn)
+    into, middle = flat(chosen, output, workspace.leading(scratch_bytes(ffn)))
+    if chosen.on_gpu:
+        codes, scales = middle, middle + scales_at
+    else:
+        codes, scales = middle[:scales_at], middle[scales_at:]
+    launch_mega_ffn_sm80(
+        executor(chosen, call),
+        into,
+        codes,
+        scales,
+        *flat(chosen, counters, p.hidden, p.weight, down.weight),
+        *flat(chosen, p.a_scales, p.b_scales, down.scales, s.starts, s.offsets, s.ids),
+        *flat(chosen, p.expert_scales, down.expert_scales, ffn.factors),
+        *flat(chosen, p.a_row_scales, p.bias, down.bias),
+        num_active=s.count,
+        num_rows=p.num_rows,
+        k=p.k,
+        moe_dim=ffn.moe_dim,
+        n=down.n,
+        has_up_scales=p.expert_scales is not None,
+        has_down_scales=down.expert_scales is not None,
+        has_row_scales=p.a_row_scales is not None,
+        has_up_bias=p.bias is not None,
+        has_down_bias=down.bias is not None,
+        match_bf16=match_bf16,
+        activation=activation.fused_activation,
+        alpha=activation.alpha,
+        limit=activation.limit,
+        config=mega_ffn_sm80_config(
+            ffn.fmt.name, ffn.weight_fmt.name, ffn.moe_dim, p.k, s.count, p.estimated_total_m
+        ),
         stream=call.stream,
     )

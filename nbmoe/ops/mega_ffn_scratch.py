@@ -6,12 +6,17 @@ from typing import Any
 
 from nbmoe.arrays import Array
 from nbmoe.errors import WorkspaceError
+from nbmoe.layouts import TILE_BYTES, ceil_div
 from nbmoe.prepared.tokens import token_shape
 from nbmoe.streams import is_capturing
 from nbmoe.validate import Call
+from nbmoe.validate.mega_ffn import FFN
+from nbmoe.validate.product import Product
 
 _SMALLEST_SEGMENT = 8
 """Rows of the narrowest tile that any kernel has."""
+_ALIGNMENT = 128
+"""Of the scale tiles behind the codes [bytes]."""
 
 
 def mega_ffn_arrival_count_size(num_rows: int, num_active_experts: int) -> int:
@@ -24,7 +29,7 @@ def mega_ffn_arrival_count_size(num_rows: int, num_active_experts: int) -> int:
     Returns:
         Elements of `arrival_count`, whatever the routing.
     """
-    return num_rows // _SMALLEST_SEGMENT + max(1, min(num_active_experts, num_rows))
+    return -(-num_rows // _SMALLEST_SEGMENT) + max(1, min(num_active_experts, num_rows))
 
 
 def mega_ffn_workspace_size(num_rows: int, num_slots: int, moe_dim: int) -> int:
@@ -36,10 +41,26 @@ def mega_ffn_workspace_size(num_rows: int, num_slots: int, moe_dim: int) -> int:
         moe_dim: D [elements].
 
     Returns:
-        Bytes of `workspace`, enough for every format and for prepared operands.
+        Bytes of `workspace`, enough for every format, and for packed operands with as many scale
+        tiles as `nbmoe.layouts.activation_tiles` says.
     """
     panels, rows, row_bytes = token_shape(num_rows, num_slots, moe_dim)
     return panels * rows * row_bytes
+
+
+def code_bytes(ffn: FFN) -> int:
+    """Of a workspace for packed operands: its codes, in front of the scale tiles."""
+    size = ffn.gate_up.num_rows * ffn.fmt.packed_k(ffn.moe_dim)
+    return ceil_div(size, _ALIGNMENT) * _ALIGNMENT
+
+
+def scratch_bytes(ffn: FFN) -> int:
+    """What a workspace must hold, for these operands."""
+    p = ffn.gate_up
+    if isinstance(p, Product):
+        tiles = p.a_scales.shape[0] * ceil_div(ffn.moe_dim, ffn.fmt.tile_columns)
+        return code_bytes(ffn) + tiles * TILE_BYTES
+    return mega_ffn_workspace_size(p.num_rows, ffn.num_slots, ffn.moe_dim)
 
 
 def check_counters(call: Call, counters: Array, needed: int) -> None:

@@ -10,7 +10,7 @@ from nbmoe import ops
 from nbmoe.activation import GatedActivation
 from nbmoe.backend import problem as backend_problem
 from nbmoe.backend import simulator_enabled
-from nbmoe.formats import MXFP8, NVFP4
+from nbmoe.formats import FORMATS, MXFP8, NVFP4
 from nbmoe.prepared import PreparedTokens, PreparedWeights, pack_tokens, pack_weights
 from nbmoe.prepared.tokens import token_shape
 from nbmoe.validate.product_prepared import reads_prepared
@@ -76,9 +76,11 @@ def arguments(p: Problem, *, prepared: bool, **changes: Any) -> dict[str, Any]:
     return given | changes
 
 
-def check(kernels: Any, p: Problem, used: int | None = None, **changes: Any) -> None:
+def check(
+    kernels: Any, p: Problem, used: int | None = None, *, prepared: bool = True, **changes: Any
+) -> None:
     """Rows of active slots have the reference's bytes, others are not written."""
-    got = kernels(ops.mega_ffn_nvfp4, **arguments(p, prepared=True, **changes))
+    got = kernels(ops.mega_ffn_nvfp4, **arguments(p, prepared=prepared, **changes))
     used = int(p.up.slots.starts[-1]) if used is None else used
     assert_same(got[:used].view(BF16), np.asarray(p.expected())[:used], "output")
     assert (got[used:].view(np.uint16) == 0xAAAA).all()
@@ -89,6 +91,14 @@ def check(kernels: Any, p: Problem, used: int | None = None, **changes: Any) -> 
 def test_bytes_are_those_of_the_chain(hopper_kernels: Any, case: str, fmt: Any) -> None:
     p = problem(len(case), fmt, 96, 64, 72, CASES[case], bias=True, row_scales=fmt is NVFP4)
     check(hopper_kernels, p)
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+@pytest.mark.parametrize("case", CASES)
+def test_packed_operands(kernels: Any, case: str, fmt: Any) -> None:
+    """On the portable kernel, of every format."""
+    p = problem(len(case), fmt, 96, 64, 72, CASES[case], bias=True, row_scales=fmt is NVFP4)
+    check(kernels, p, prepared=False)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,301 @@
+"""The whole FFN in one launch for sm_80 and up: gate/up, activation, requantization and down.
+
+    z[m, i]      = activation(gate, up)      gate, up: rows 2i and 2i + 1 of the gate/up matmul
+    c_packed[m]  = z[m] in blocks of the rows' format, with their scales in c_swiglu_scales
+    output[m, j] = bf16(sum_i c[m, i] * down_weight[e, j, i] * down_scales[e] + down_bias[e, j])
+
+each step as in `matmul_grouped_swiglu_sm80` and `matmul_grouped_sm80`, whose bytes it has.
+
+Shapes: as theirs; up_weight (E, 2D, K), down_weight (E, N, D); output (M, N) bf16 as u32 words;
+c_packed and c_swiglu_scales are scratch, given twice, as they are written and as they are read;
+counters u32, one a row block, 0 before and after.
+
+Thread map: blocks are persistent and take tiles of both matmuls, BLOCK_M rows of a slot times 128
+weight rows, in the order of `mega_ffn_sm90_order`, whose segments are the row blocks of
+`nbmoe_kernels.search.locate_row_block`: some have no rows. A tile's threads are those of
+`matmul_tile_sm80`. A slot with expert id -1 has no gate/up tiles, and down tiles of 0.
+
+Synchronisation, beside the mainloop's:
+    block barrier   before each tile: nobody reads the last one's shared memory any more
+    counters        gate/up: all threads have stored, block barrier, one adds 1 (release, GPU);
+                    down: one waits until all tiles of the row block have (acquire, GPU), block
+                    barrier. Loads and cp.async are of the generic proxy: nothing else orders them.
+                    Then it adds 1 itself; the last down tile puts 0 back, behind all waits
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from nbmoe_kernels.device.atomics import atomic, reduction, store, wait_ge
+from nbmoe_kernels.device.op import device_function
+from nbmoe_kernels.heuristics import copy_bytes_for, grouped_matmul_config
+from nbmoe_kernels.kernel import Executor, Kernel, kernel
+from nbmoe_kernels.matmul_config import BLOCK_N, MatmulConfig
+from nbmoe_kernels.matmul_grouped_sm80 import make_store_tile
+from nbmoe_kernels.matmul_grouped_swiglu_sm80 import (
+    fused_shared_bytes,
+    make_fuse_tile,
+    scale_type_of,
+)
+from nbmoe_kernels.matmul_tile_sm80 import make_locate, make_multiply
+from nbmoe_kernels.mega_ffn_sm90_order import (
+    SEGMENT_BITS,
+    TILE_BITS,
+    chunk_segments,
+    is_down_tile,
+    make_find_item,
+    segment_of,
+    tile_of,
+)
+from nbmoe_kernels.search import row_blocks
+
+_ZERO, _ONE = np.uint32(0), np.uint32(1)
+_count = reduction("add", order="release")
+_take = atomic("add")
+_wait = wait_ge("u32")
+_put = store("u32", order="relaxed")
+
+
+@device_function
+def count_tile(counters, segment):
+    """By one thread, behind a barrier of all that have stored: a gate/up tile is there."""
+    _count(counters, np.uint64(segment), _ONE)
+
+
+@device_function
+def wait_and_clear(counters, segment, up_tiles, down_tiles):
+    """By one thread, before a barrier of all that read: a segment's gate/up tiles are there."""
+    _wait(counters, np.uint64(segment), up_tiles)
+    before = _take(counters, np.uint64(segment), _ONE)
+    if np.uint32(before + _ONE) == np.uint32(up_tiles + down_tiles):
+        _put(counters, np.uint64(segment), _ZERO)
+
+
+def mega_ffn_sm80_config(
+    a_format: str,
+    b_format: str,
+    moe_dim: int,
+    k: int,
+    num_active: int,
+    estimated_total_m: int | None,
+) -> MatmulConfig:
+    """The gate/up matmul's tile shape, with copies that rows of down allow, too."""
+    config = grouped_matmul_config(
+        a_format, b_format, 2 * moe_dim, k, num_active, estimated_total_m
+    )
+    widest = copy_bytes_for(a_format, b_format, moe_dim)
+    return replace(config, copy_bytes=min(config.copy_bytes, widest))
+
+
+@functools.cache
+def make_mega_ffn_sm80(
+    config: MatmulConfig, match_bf16: bool = True, activation: str = "silu"
+) -> Kernel:
+    """The kernel for a pair of operands, a tile shape and an activation."""
+    fragments, scale_type = config.fragments, scale_type_of(config)
+    locate, multiply = make_locate(config), make_multiply(config)
+    fuse_tile, store_tile = make_fuse_tile(config, match_bf16, activation), make_store_tile(config)
+    find_item = make_find_item()
+
+    @kernel(
+        f"global u32* output, global u32* c_packed, global {scale_type}* c_swiglu_scales, "
+        "global u32* counters, global u8* c_bytes, global u8* c_scale_bytes, global u8* hidden, "
+        "global u8* up_weight, global u8* down_weight, global u8* a_scales, "
+        "global u8* up_b_scales, global u8* down_b_scales, global u32* expert_start, "
+        "global u32* a_scale_offsets, global i32* expert_ids, global f32* up_scales, "
+        "global f32* down_scales, global f32* c_input_scales, global u16* a_row_scales, "
+        "global u16* up_bias, global u16* down_bias, u32 segments, u32 num_active, u32 num_rows, "
+        "u32 up_n, u32 up_k, u32 down_n, u32 down_k, u32 has_up_scales, u32 has_down_scales, "
+        "u32 has_row_scales, u32 has_up_bias, u32 has_down_bias, f32 alpha, f32 limit",
+        threads=config.threads,
+        shared_bytes=fused_shared_bytes(config),
+        name=f"mega_ffn_{config.name}_{'bf16' if match_bf16 else 'f32'}"
+        + ("" if activation == "silu" else f"_{activation}"),
+    )
+    def mega_ffn_sm80(
+        output,
+        c_packed,
+        c_swiglu_scales,
+        counters,
+        c_bytes,
+        c_scale_bytes,
+        hidden,
+        up_weight,
+        down_weight,
+        a_scales,
+        up_b_scales,
+        down_b_scales,
+        expert_start,
+        a_scale_offsets,
+        expert_ids,
+        up_scales,
+        down_scales,
+        c_input_scales,
+        a_row_scales,
+        up_bias,
+        down_bias,
+        segments,
+        num_active,
+        num_rows,
+        up_n,
+        up_k,
+        down_n,
+        down_k,
+        has_up_scales,
+        has_down_scales,
+        has_row_scales,
+        has_up_bias,
+        has_down_bias,
+        alpha,
+        limit,
+    ):
+        smem = cuda.shared.array(0, np.uint32, alignment=16)
+        thread = np.uint32(cuda.threadIdx.x)
+        up_tiles = np.uint32(np.uint32(up_n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
+        down_tiles = np.uint32(np.uint32(down_n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
+        up_factors = (
+            up_scales, a_row_scales, up_bias, has_up_scales, has_row_scales, has_up_bias,
+        )  # fmt: skip
+        down_factors = (
+            down_scales, a_row_scales, down_bias, has_down_scales, _ZERO, has_down_bias,
+        )  # fmt: skip
+        grid = np.uint32(cuda.gridDim.x)
+        chunk = chunk_segments(grid, up_tiles)
+        items = np.uint32(segments * np.uint32(up_tiles + down_tiles))
+        acc = cuda.local.array((fragments, 4), np.float32)
+        index = np.uint32(cuda.blockIdx.x)
+        while index < items:
+            word = find_item(index, segments, chunk, up_tiles, down_tiles)
+            segment, is_down = segment_of(word), is_down_tile(word)
+            first_column = np.uint32(tile_of(word) * np.uint32(BLOCK_N))
+            located = locate(
+                expert_start, a_scale_offsets, expert_ids, num_active, num_rows, segment
+            )
+            _, expert, tile, tile_row, first_row, rows = located
+            cuda.syncthreads()
+            if rows > _ZERO and is_down:
+                if expert >= np.int32(0):
+                    if thread == _ZERO:
+                        wait_and_clear(counters, segment, up_tiles, down_tiles)
+                    cuda.syncthreads()
+                multiply(
+                    acc, smem, c_bytes, down_weight, c_scale_bytes, down_b_scales, _ZERO, tile,
+                    tile_row, first_row, rows, expert, first_column, down_n, down_k,
+                )  # fmt: skip
+                store_tile(acc, output, expert, first_row, rows, first_column, down_n, down_factors)
+            elif rows > _ZERO and expert >= np.int32(0):
+                multiply(
+                    acc, smem, hidden, up_weight, a_scales, up_b_scales, _ZERO, tile, tile_row,
+                    first_row, rows, expert, first_column, up_n, up_k,
+                )  # fmt: skip
+                fuse_tile(
+                    acc, smem, c_packed, c_swiglu_scales, located, first_column, up_n,
+                    c_input_scales, up_factors, alpha, limit,
+                )  # fmt: skip
+                cuda.syncthreads()
+                if thread == _ZERO:
+                    count_tile(counters, segment)
+            index = np.uint32(index + grid)
+
+    return mega_ffn_sm80
+
+
+def launch_mega_ffn_sm80(
+    executor: Executor,
+    output: Any,
+    c_packed: Any,
+    c_swiglu_scales: Any,
+    counters: Any,
+    hidden: Any,
+    up_weight: Any,
+    down_weight: Any,
+    a_scales: Any,
+    up_b_scales: Any,
+    down_b_scales: Any,
+    expert_start: Any,
+    a_scale_offsets: Any,
+    expert_ids: Any,
+    up_scales: Any,
+    down_scales: Any,
+    c_input_scales: Any,
+    a_row_scales: Any,
+    up_bias: Any,
+    down_bias: Any,
+    *,
+    num_active: int,
+    num_rows: int,
+    k: int,
+    moe_dim: int,
+    n: int,
+    has_up_scales: bool,
+    has_down_scales: bool,
+    has_row_scales: bool,
+    has_up_bias: bool,
+    has_down_bias: bool,
+    match_bf16: bool,
+    activation: str,
+    alpha: float,
+    limit: float,
+    config: MatmulConfig,
+    stream: Any = None,
+) -> None:
+    """Launch on flat arrays; ``moe_dim`` = D, ``num_rows`` = M.
+
+    Arrays whose ``has_`` flag is off are not read, nor is ``c_input_scales`` for MX formats.
+
+    Args:
+        c_packed: scratch, (M, bytes of D codes).
+        c_swiglu_scales: scratch, with the tiles of ``a_scales``.
+        counters: u32, 0; at least `row_blocks` of them.
+        config: see `mega_ffn_sm80_config`.
+    """
+    segments = row_blocks(num_rows, num_active, config.block_m)
+    up_tiles, down_tiles = (-(-rows // BLOCK_N) for rows in (2 * moe_dim, n))
+    assert max(up_tiles, down_tiles) <= 1 << TILE_BITS, "a tile's number has too few bits"
+    assert segments <= 1 << SEGMENT_BITS, "a segment's number has too few bits"
+    # A block may wait for what another one makes: one an SM, so that all are there together.
+    blocks = min(segments * (up_tiles + down_tiles), executor.multiprocessors)
+    make_mega_ffn_sm80(config, match_bf16, activation).launch(
+        executor,
+        (blocks if num_rows else 0, 1, 1),
+        output,
+        c_packed,
+        c_swiglu_scales,
+        counters,
+        c_packed,
+        c_swiglu_scales,
+        hidden,
+        up_weight,
+        down_weight,
+        a_scales,
+        up_b_scales,
+        down_b_scales,
+        expert_start,
+        a_scale_offsets,
+        expert_ids,
+        up_scales,
+        down_scales,
+        c_input_scales,
+        a_row_scales,
+        up_bias,
+        down_bias,
+        segments,
+        num_active,
+        num_rows,
+        2 * moe_dim,
+        k,
+        n,
+        moe_dim,
+        has_up_scales,
+        has_down_scales,
+        has_row_scales,
+        has_up_bias,
+        has_down_bias,
+        alpha,
+        limit,
+        stream=stream,
+    )
