@@ -9,7 +9,6 @@ import pytest
 from nbmoe import ops
 from nbmoe.activation import GatedActivation
 from nbmoe.backend import problem as backend_problem
-from nbmoe.backend import simulator_enabled
 from nbmoe.formats import FORMATS, MXFP8, NVFP4
 from nbmoe.prepared import PreparedTokens, PreparedWeights, pack_tokens, pack_weights
 from nbmoe.prepared.tokens import token_shape
@@ -21,9 +20,6 @@ from tests.strategies import Slots
 
 BF16 = ml_dtypes.bfloat16
 OAI = GatedActivation("swigluoai", alpha=1.702, limit=7.0)
-pytestmark = pytest.mark.skipif(
-    simulator_enabled(), reason="the simulator runs blocks one after another, which wait here"
-)
 FEW = 2
 """Rows to expect, so that all cases run the same kernel: compiling takes longer than running."""
 CASES = {
