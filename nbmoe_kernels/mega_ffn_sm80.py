@@ -21,6 +21,8 @@ Synchronisation, beside the mainloop's:
                     down: one waits until all tiles of the row block have (acquire, GPU), block
                     barrier. Loads and cp.async are of the generic proxy: nothing else orders them.
                     Then it adds 1 itself; the last down tile puts 0 back, behind all waits
+    scale tiles     are shared by the row blocks of a slot, but a scale word is one row's, and the
+                    rows that the slot's last row block clears are read by no down tile
 """
 
 import functools
@@ -157,12 +159,8 @@ def make_mega_ffn_sm80(
         thread = np.uint32(cuda.threadIdx.x)
         up_tiles = np.uint32(np.uint32(up_n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
         down_tiles = np.uint32(np.uint32(down_n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
-        up_factors = (
-            up_scales, a_row_scales, up_bias, has_up_scales, has_row_scales, has_up_bias,
-        )  # fmt: skip
-        down_factors = (
-            down_scales, a_row_scales, down_bias, has_down_scales, _ZERO, has_down_bias,
-        )  # fmt: skip
+        up_factors = (up_scales, a_row_scales, up_bias, has_up_scales, has_row_scales, has_up_bias)
+        down_factors = (down_scales, a_row_scales, down_bias, has_down_scales, _ZERO, has_down_bias)
         grid = np.uint32(cuda.gridDim.x)
         chunk = chunk_segments(grid, up_tiles)
         items = np.uint32(segments * np.uint32(up_tiles + down_tiles))

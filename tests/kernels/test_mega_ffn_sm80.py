@@ -1,20 +1,27 @@
 """The portable MegaFFN: its order of blocks, its counters, and what the checked engine finds."""
 
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nbmoe import ops
+from nbmoe.activation import GatedActivation
 from nbmoe.backend import simulator_enabled
-from nbmoe.formats import FORMATS, NVFP4
+from nbmoe.formats import FORMATS, MXFP8, NVFP4
 from nbmoe_kernels import mega_ffn_sm80 as mega
 from nbmoe_kernels.device import atomics
-from nbmoe_kernels.mega_ffn_sm80 import make_mega_ffn_sm80, mega_ffn_sm80_config
+from nbmoe_kernels.mega_ffn_sm80 import (
+    launch_mega_ffn_sm80,
+    make_mega_ffn_sm80,
+    mega_ffn_sm80_config,
+)
 from tests.emulator.checked.shipped import checking
 from tests.kernels.assemble import assemble
-from tests.kernels.test_mega_ffn_sm90 import Problem, problem
+from tests.kernels.test_mega_ffn_sm90 import CountersError, Problem, problem
 from tests.ops.compare import assert_same
 from tests.ops.test_mega_ffn import arguments
 from tests.strategies import Slots
@@ -28,16 +35,15 @@ no_simulator = pytest.mark.skipif(
 SMALL = Slots((3, 0, 2, 1), (1, 2, 0, -1), 4, 1)
 
 
-def run(p: Problem, schedule: str, blocks: int = 2, launches: int = 1) -> Any:
-    """What the checked engine finds; counters are 0 after each launch."""
-    given = arguments(p, prepared=False)
+def run(p: Problem, schedule: str, blocks: int = 2, **changes: Any) -> set[str]:
+    """What the checked engine finds; otherwise bytes are right and counters are 0 again."""
+    given = arguments(p, prepared=False, **changes)
     with checking(schedules=[schedule]) as executor:
         executor.multiprocessors = blocks
-        for _ in range(launches):
-            ops.mega_ffn_nvfp4(**given)
-            if not executor.findings:
-                assert not given["arrival_count"].any()
+        ops.mega_ffn_nvfp4(**given)
     if not executor.findings:
+        if given["arrival_count"].any():
+            raise CountersError(given["arrival_count"].tolist())
         used = int(p.up.slots.starts[-1])
         assert_same(given["output"][:used], np.asarray(p.expected())[:used], "output")
         assert (given["output"][used:].view(np.uint16) == 0xAAAA).all()
@@ -47,17 +53,55 @@ def run(p: Problem, schedule: str, blocks: int = 2, launches: int = 1) -> Any:
 @no_simulator
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 def test_checker_finds_nothing(fmt: Any) -> None:
-    """Two columns of gate/up tiles, an empty and a masked slot; counters are used again."""
+    """Two columns of gate/up tiles, an empty and a masked slot."""
     p = problem(1, fmt, 64, 96, 24, SMALL, bias=True)
     assert run(p, "fifo") == set()
 
 
 @no_simulator
-@pytest.mark.parametrize("blocks", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(3))
-def test_checker_finds_nothing_in_other_orders(blocks: int, seed: int) -> None:
-    p = problem(seed, NVFP4, 64, 96, 24, Slots((1, 2), (0, 1), 2, 0))
-    assert run(p, f"random:{seed}", blocks, launches=2) == set()
+@pytest.mark.parametrize(("blocks", "seed"), [(1, 0), (2, 1), (5, 2)])
+def test_other_orders_and_routings_on_the_same_counters(blocks: int, seed: int) -> None:
+    """A gate/up tile behind a down tile; row blocks of one scale tile; a masked slot."""
+    counters = np.zeros(8, np.uint32)
+    for counts, ids in (((1, 2, 1), (0, 1, 2)), ((18, 0, 0), (1, 0, 2)), ((2, 3, 0), (-1, 1, 0))):
+        p = problem(seed, NVFP4, 64, 96, 24, Slots(counts, ids, 3, 0))
+        assert run(p, f"random:{seed}", blocks, arrival_count=counters) == set()
+
+
+@no_simulator
+@pytest.mark.parametrize(
+    ("fmt", "activation", "options"),
+    [
+        (NVFP4, GatedActivation(limit=2.5), {"match_bf16": False}),
+        (MXFP8, GatedActivation("swigluoai", alpha=1.702, limit=7.0), {}),
+    ],
+    ids=["nvfp4", "mxfp8"],
+)
+def test_epilogues(fmt: Any, activation: GatedActivation, options: dict[str, Any]) -> None:
+    """Biases, row scales, limits and another activation, gate and up in float32."""
+    p = problem(
+        3, fmt, 64, 64, 24, SMALL, bias=True, row_scales=fmt is NVFP4, activation=activation,
+        **options,
+    )  # fmt: skip
+    assert run(p, "fifo", **options) == set()
+
+
+def test_no_rows_launch_nothing() -> None:
+    config = mega_ffn_sm80_config("nvfp4", "nvfp4", 64, 64, 2, 0)
+    flags = ("up_scales", "down_scales", "row_scales", "up_bias", "down_bias")
+
+    class Executor:
+        multiprocessors = 2
+
+        def __call__(self, *launch: Any) -> None:
+            raise AssertionError("launched")
+
+    arrays: list[Any] = [None] * 19
+    launch_mega_ffn_sm80(
+        Executor(), *arrays, num_active=2, num_rows=0, k=64, moe_dim=64, n=24, match_bf16=True,
+        activation="silu", alpha=1.0, limit=0.0, config=config,
+        **{f"has_{flag}": False for flag in flags},
+    )  # fmt: skip
 
 
 def _relaxed(monkeypatch: Any) -> None:
@@ -76,6 +120,15 @@ def _waits_for(difference: int) -> Callable[[Any], None]:
     return plant
 
 
+def _cleared_early(monkeypatch: Any) -> None:
+    real = mega._take
+
+    def take(array: Any, index: Any, value: Any) -> Any:
+        return np.uint32(real(array, index, value) + np.uint32(1))
+
+    monkeypatch.setattr(mega, "_take", take)
+
+
 def _other_counter(monkeypatch: Any) -> None:
     real = mega._count
 
@@ -89,6 +142,7 @@ FAULTS: dict[str, tuple[Callable[[Any], None], set[str]]] = {
     "relaxed instead of release": (_relaxed, {"RACE_RAW"}),
     "a count too low": (_waits_for(-1), {"RACE_RAW"}),
     "a count too high": (_waits_for(1), {"DEADLOCK"}),
+    "cleared early": (_cleared_early, {"DEADLOCK", "counters are not 0"}),
     "another row block's counter": (_other_counter, {"RACE_RAW", "DEADLOCK"}),
 }
 
@@ -98,17 +152,48 @@ FAULTS: dict[str, tuple[Callable[[Any], None], set[str]]] = {
 def test_faults_of_the_protocol_are_found(fault: str, monkeypatch: Any) -> None:
     plant, expected = FAULTS[fault]
     plant(monkeypatch)
-    p = problem(0, NVFP4, 64, 96, 24, Slots((1, 2), (0, 1), 2, 0))
+    # Two down tiles: one may wait when the other one's addition is taken for the last.
+    p = problem(0, NVFP4, 64, 96, 136, Slots((1, 2), (0, 1), 2, 0))
     found: set[str] = set()
     make_mega_ffn_sm80.cache_clear()
     try:
         for seed in range(12):
-            found |= run(p, f"random:{seed}", 3)
+            try:
+                found |= run(p, f"random:{seed}", 3)
+            except CountersError:
+                found.add("counters are not 0")
             if found & expected:
                 break
     finally:
         make_mega_ffn_sm80.cache_clear()
     assert found & expected
+
+
+BARRIERS = {
+    "before the next tile": "RACE_WAR",
+    "behind the wait": "RACE_RAW",
+    "before the arrival": "RACE_RAW",
+}
+
+
+@no_simulator
+@pytest.mark.parametrize("barrier", BARRIERS)
+def test_every_block_barrier_is_needed(barrier: str, monkeypatch: Any, tmp_path: Path) -> None:
+    """The kernel without one of them; one block has a gate/up tile behind a down tile."""
+    statement = "cuda.syncthreads()"
+    parts = Path(mega.__file__).read_text().split(statement)
+    at = list(BARRIERS).index(barrier) + 1
+    assert len(parts) == len(BARRIERS) + 1
+    path = tmp_path / "without.py"
+    path.write_text(statement.join(parts[:at]) + "pass" + statement.join(parts[at:]))
+    spec = importlib.util.spec_from_file_location("without", path)
+    assert spec is not None and spec.loader is not None
+    without = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(without)
+    monkeypatch.setattr(mega, "make_mega_ffn_sm80", without.make_mega_ffn_sm80)
+    p = problem(0, NVFP4, 64, 96, 24, Slots((1, 2, 1), (0, 1, 2), 3, 0))
+    blocks = 1 if at == 1 else 2
+    assert any(BARRIERS[barrier] in run(p, f"random:{seed}", blocks) for seed in range(8))
 
 
 def test_copies_fit_the_rows_of_both_matmuls() -> None:
