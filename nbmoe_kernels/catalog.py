@@ -14,6 +14,7 @@ from nbmoe_kernels.matmul_config import MatmulConfig
 from nbmoe_kernels.matmul_grouped_fp8_sm80 import make_matmul_grouped_fp8
 from nbmoe_kernels.matmul_grouped_sm80 import make_matmul_grouped
 from nbmoe_kernels.matmul_grouped_swiglu_sm80 import make_matmul_grouped_swiglu
+from nbmoe_kernels.mega_ffn_sm80 import make_mega_ffn_sm80
 from nbmoe_kernels.prepare_fp8 import make_prepare_fp8_tokens, make_prepare_fp8_weights
 from nbmoe_kernels.prepare_tokens import make_prepare_tokens
 from nbmoe_kernels.prepare_w4a8 import make_fold_row_scales, make_prepare_w4a8
@@ -125,6 +126,8 @@ def _matmuls() -> tuple[Kernel, ...]:
         make_matmul_grouped_swiglu(_shape("mxfp4", "mxfp4", middle), activation="swigluoai"),
         make_matmul_grouped_swiglu(_shape("mxfp8", "mxfp8", small), activation="gelu_tanh"),
         make_matmul_grouped_swiglu(_shape("mxfp8", "mxfp4", large)),
+        make_mega_ffn_sm80(_shape("nvfp4", "nvfp4", small)),
+        make_mega_ffn_sm80(_shape("mxfp8", "mxfp8", middle), False, "swigluoai"),
         make_matmul_grouped_fp8(_shape("e4m3", "e4m3", small), "block128", "f32"),
         make_matmul_grouped_fp8(_shape("e4m3", "e4m3", large), "block128", "bf16"),
         make_matmul_grouped_fp8(_shape("e4m3", "e4m3", middle), "rowwise", "f32"),

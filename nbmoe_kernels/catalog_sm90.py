@@ -13,6 +13,8 @@ from nbmoe_kernels.matmul_grouped_sm90 import make_matmul_grouped_sm90
 from nbmoe_kernels.matmul_grouped_swiglu_sm90 import make_matmul_grouped_swiglu_sm90
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
 from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig, fused_matmul_config
+from nbmoe_kernels.mega_ffn_sm90 import make_mega_ffn_sm90
+from nbmoe_kernels.mega_ffn_sm90_config import mega_ffn_config
 
 _N, _K, _SLOTS = 1536, 2048, 128
 _FEW, _SOME, _MANY = 128, 1024, 32768
@@ -24,6 +26,7 @@ def hopper_catalog() -> tuple[Kernel, ...]:
     return (
         *(make_matmul_grouped_sm90(config) for config in plain_configs()),
         *(make_matmul_grouped_swiglu_sm90(*variant) for variant in fused_variants()),
+        *(make_mega_ffn_sm90(*variant) for variant in ffn_variants()),
         *(make_matmul_grouped_fp8_sm90(*variant) for variant in fp8_variants()),
     )
 
@@ -47,6 +50,13 @@ def fused_variants() -> tuple[tuple[FusedMatmulConfig, bool, str, str], ...]:
         (mx, True, "swigluoai", "packed"),
         (many, True, "silu", "prepared"),
     )
+
+
+def ffn_variants() -> tuple[tuple[FusedMatmulConfig, bool, str], ...]:
+    """Arguments of `make_mega_ffn_sm90`."""
+    few = mega_ffn_config("mxfp8", "mxfp4", _N // 2, _K, _SLOTS, _SOME)
+    many = mega_ffn_config("nvfp4", "nvfp4", _N // 2, _K, _SLOTS, _MANY)
+    return (few, False, "swigluoai"), (many, True, "silu")
 
 
 def fp8_variants() -> tuple[tuple[Fp8HopperConfig, str, str], ...]:

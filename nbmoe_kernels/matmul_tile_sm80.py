@@ -87,16 +87,16 @@ def make_locate(config: MatmulConfig) -> Callable[..., Any]:
     return locate_tile if config.a.scale_block else locate_rows
 
 
-def make_multiply(
+def make_accumulate(
     config: MatmulConfig, add_stage: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """The device function that computes the product of a tile that has been found.
+    """The device function that adds the product of a tile that has been found.
 
     Args:
         config: operands and tile shape.
         add_stage: adds a stage's products to ``acc``; the default as they are.
     """
-    block_m, stages, fragments = config.block_m, config.stages, config.fragments
+    block_m, stages = config.block_m, config.stages
     stage_blocks, stage_words = config.stage_blocks, config.stage_words
     copy_a = make_copy_operand(config.a, block_m, 0, config.a_scales_at, config)
     copy_b = make_copy_operand(config.b, BLOCK_N, config.b_codes_at, config.b_scales_at, config)
@@ -172,48 +172,7 @@ def make_multiply(
                     k,
                 )
 
-    @device_function
-    def multiply(
-        acc,
-        smem,
-        hidden,
-        weight,
-        a_scales,
-        b_scales,
-        scale_stride,
-        tile,
-        tile_row,
-        first_row,
-        rows,
-        expert,
-        first_column,
-        n,
-        k,
-    ):
-        """acc = the product; 0 without rows, and for a masked slot."""
-        for i in unroll(range(fragments)):
-            for j in unroll(range(4)):
-                acc[i, j] = np.float32(0.0)
-        if rows > np.uint32(0) and expert >= np.int32(0):
-            accumulate(
-                acc,
-                smem,
-                hidden,
-                weight,
-                a_scales,
-                b_scales,
-                scale_stride,
-                tile,
-                tile_row,
-                first_row,
-                rows,
-                expert,
-                first_column,
-                n,
-                k,
-            )
-
-    return multiply
+    return accumulate
 
 
 def make_multiply_tile(
@@ -224,7 +183,8 @@ def make_multiply_tile(
     It takes a warp's fragments ``acc``, (fragments, 4) f32, and the kernel's operands, and returns
     what an epilogue needs to store them; see its docstring.
     """
-    locate, multiply = make_locate(config), make_multiply(config, add_stage)
+    fragments = config.fragments
+    locate, accumulate = make_locate(config), make_accumulate(config, add_stage)
 
     @device_function
     def multiply_tile(
@@ -264,23 +224,27 @@ def make_multiply_tile(
             num_rows,
             np.uint32(block // n_blocks),
         )
-        multiply(
-            acc,
-            smem,
-            hidden,
-            weight,
-            a_scales,
-            b_scales,
-            scale_stride,
-            tile,
-            tile_row,
-            first_row,
-            rows,
-            expert,
-            first_column,
-            n,
-            k,
-        )
+        for i in unroll(range(fragments)):
+            for j in unroll(range(4)):
+                acc[i, j] = np.float32(0.0)
+        if rows > np.uint32(0) and expert >= np.int32(0):
+            accumulate(
+                acc,
+                smem,
+                hidden,
+                weight,
+                a_scales,
+                b_scales,
+                scale_stride,
+                tile,
+                tile_row,
+                first_row,
+                rows,
+                expert,
+                first_column,
+                n,
+                k,
+            )
         return slot, expert, tile, tile_row, first_row, rows, first_column
 
     return multiply_tile

@@ -33,7 +33,7 @@ import numpy as np
 from numba import cuda
 
 from nbmoe_kernels.device.atomics import atomic, reduction, store, wait_ge
-from nbmoe_kernels.device.op import device_function
+from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.heuristics import copy_bytes_for, grouped_matmul_config
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.matmul_config import BLOCK_N, MatmulConfig
@@ -43,7 +43,7 @@ from nbmoe_kernels.matmul_grouped_swiglu_sm80 import (
     make_fuse_tile,
     scale_type_of,
 )
-from nbmoe_kernels.matmul_tile_sm80 import make_locate, make_multiply
+from nbmoe_kernels.matmul_tile_sm80 import make_accumulate, make_locate
 from nbmoe_kernels.mega_ffn_sm90_order import (
     SEGMENT_BITS,
     TILE_BITS,
@@ -99,7 +99,7 @@ def make_mega_ffn_sm80(
 ) -> Kernel:
     """The kernel for a pair of operands, a tile shape and an activation."""
     fragments, scale_type = config.fragments, scale_type_of(config)
-    locate, multiply = make_locate(config), make_multiply(config)
+    locate, accumulate = make_locate(config), make_accumulate(config)
     fuse_tile, store_tile = make_fuse_tile(config, match_bf16, activation), make_store_tile(config)
     find_item = make_find_item()
 
@@ -174,19 +174,22 @@ def make_mega_ffn_sm80(
                 expert_start, a_scale_offsets, expert_ids, num_active, num_rows, segment
             )
             _, expert, tile, tile_row, first_row, rows = located
+            for i in unroll(range(fragments)):
+                for j in unroll(range(4)):
+                    acc[i, j] = np.float32(0.0)
             cuda.syncthreads()
             if rows > _ZERO and is_down:
                 if expert >= np.int32(0):
                     if thread == _ZERO:
                         wait_and_clear(counters, segment, up_tiles, down_tiles)
                     cuda.syncthreads()
-                multiply(
-                    acc, smem, c_bytes, down_weight, c_scale_bytes, down_b_scales, _ZERO, tile,
-                    tile_row, first_row, rows, expert, first_column, down_n, down_k,
-                )  # fmt: skip
+                    accumulate(
+                        acc, smem, c_bytes, down_weight, c_scale_bytes, down_b_scales, _ZERO, tile,
+                        tile_row, first_row, rows, expert, first_column, down_n, down_k,
+                    )  # fmt: skip
                 store_tile(acc, output, expert, first_row, rows, first_column, down_n, down_factors)
             elif rows > _ZERO and expert >= np.int32(0):
-                multiply(
+                accumulate(
                     acc, smem, hidden, up_weight, a_scales, up_b_scales, _ZERO, tile, tile_row,
                     first_row, rows, expert, first_column, up_n, up_k,
                 )  # fmt: skip

@@ -22,13 +22,14 @@ from numba import cuda
 from nbmoe_kernels.device.atomics import atomic, load, reduction, store, wait_ge
 from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.device.sync import elect, fence_proxy_async_global, named_barrier_sync
-from nbmoe_kernels.device.warp import sync_warp
+from nbmoe_kernels.device.warp import shuffle_from, sync_warp
 
 _count = reduction("add", order="release")
 _take = atomic("add")
 _read = load("u32", order="relaxed")
 _wait = wait_ge("u32")
 _put = store("u32", order="relaxed")
+_FIRST = np.uint32(0)
 
 
 def make_arrive(first_barrier: int, threads: int) -> Callable[..., Any]:
@@ -48,8 +49,9 @@ def make_arrive(first_barrier: int, threads: int) -> Callable[..., Any]:
 
 @device_function
 def is_complete(counters, segment, count):
-    """Whether all of a segment's gate/up tiles have arrived; orders nothing."""
-    return _read(counters, np.uint64(segment)) >= count
+    """By all lanes: whether all of a segment's gate/up tiles have arrived; orders nothing."""
+    # Each lane may see another value, and all must go the same way: the first one's counts.
+    return shuffle_from(_read(counters, np.uint64(segment)), _FIRST) >= count
 
 
 @device_function

@@ -39,6 +39,60 @@ def _scales(random: np.random.Generator, kind: str, tiles: int, k: int) -> np.nd
     return random.integers(124, 131, tiles * -(-k // 128) * 512).astype(np.uint8)
 
 
+def mega_ffn(kernel: Any) -> tuple[int, Callable[[], Arguments]]:
+    """Grid and arguments of the portable MegaFFN: both matmuls, scratch between them."""
+    up_n = down_n = 128
+    a_kind, b_kind, block_rows, k = _pipeline(kernel)
+    kinds = {parameter.name: parameter.dtype for parameter in kernel.params}
+    scale_type = np.uint16 if kinds["c_swiglu_scales"] == "u16" else np.uint32
+
+    def args() -> Arguments:
+        random = np.random.default_rng(3)
+        rows, starts, offsets = slots(block_rows + 1)
+        moe_dim, tiles = up_n // 2, 1 + -(-(block_rows + 1) // 128)
+        codes = unwritten(rows * moe_dim * (8 if a_kind == "mxfp8" else 4) // 32)
+        scales = unwritten(tiles * 512 // np.dtype(scale_type).itemsize, scale_type)
+        segments = -(-rows // block_rows) + len(EXPERTS)
+        by_name = {
+            "output": unwritten(rows * down_n // 2),
+            "c_packed": codes,
+            "c_swiglu_scales": scales,
+            "counters": np.zeros(segments, np.uint32),
+            "c_bytes": codes.view(np.uint8),
+            "c_scale_bytes": scales.view(np.uint8),
+            "hidden": _codes(random, a_kind, rows * k),
+            "up_weight": _codes(random, b_kind, 2 * up_n * k),
+            "down_weight": _codes(random, b_kind, 2 * down_n * moe_dim),
+            "a_scales": _scales(random, a_kind, tiles, k),
+            "up_b_scales": _scales(random, b_kind, 2, k),
+            "down_b_scales": _scales(random, b_kind, 2, moe_dim),
+            "expert_start": starts,
+            "a_scale_offsets": offsets,
+            "expert_ids": EXPERTS,
+            "up_scales": np.array([0.75, 1.25], np.float32) / np.float32(1024),
+            "down_scales": np.array([1.5, 0.5], np.float32),
+            "c_input_scales": np.array([2.0, 1.0, 0.5], np.float32),
+            "a_row_scales": random.integers(0x3F00, 0x4000, rows).astype(np.uint16),
+            "up_bias": np.sort(random.integers(0x3C00, 0x4080, 2 * up_n)).astype(np.uint16),
+            "down_bias": np.sort(random.integers(0x3C00, 0x4080, 2 * down_n)).astype(np.uint16),
+            "segments": segments,
+            "num_active": len(EXPERTS),
+            "num_rows": rows,
+            "up_n": up_n,
+            "up_k": k,
+            "down_n": down_n,
+            "down_k": moe_dim,
+            "alpha": np.float32(1.5),
+            "limit": np.float32(4.0),
+            **dict.fromkeys(("has_up_scales", "has_down_scales", "has_row_scales"), 1),
+            **dict.fromkeys(("has_up_bias", "has_down_bias"), 1),
+        }
+        scalars = {name: np.uint32(v) for name, v in by_name.items() if isinstance(v, int)}
+        return tuple((by_name | scalars)[parameter.name] for parameter in kernel.params)
+
+    return 2, args
+
+
 def matmul(kernel: Any) -> tuple[int, Callable[[], Arguments]]:
     """Grid and arguments of any of them, by the names of its parameters."""
     n = 128

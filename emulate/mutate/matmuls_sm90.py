@@ -9,7 +9,12 @@ import numpy as np
 
 from emulate.mutate.prepared import Launch, launch_of, normal
 from emulate.mutate.slots import unwritten
-from nbmoe_kernels.catalog_sm90 import fp8_variants, fused_variants, plain_configs
+from nbmoe_kernels.catalog_sm90 import (
+    ffn_variants,
+    fp8_variants,
+    fused_variants,
+    plain_configs,
+)
 from nbmoe_kernels.matmul_grouped_fp8_sm90 import (
     launch_matmul_grouped_fp8_sm90,
     make_matmul_grouped_fp8_sm90,
@@ -18,6 +23,11 @@ from nbmoe_kernels.matmul_grouped_sm90 import launch_matmul_grouped_sm90, make_m
 from nbmoe_kernels.matmul_grouped_swiglu_sm90 import (
     launch_matmul_grouped_swiglu_sm90,
     make_matmul_grouped_swiglu_sm90,
+)
+from nbmoe_kernels.mega_ffn_sm90 import (
+    launch_mega_ffn_sm90,
+    make_mega_ffn_sm90,
+    most_segments,
 )
 from nbmoe_kernels.prepared_tokens import ROW_BYTES, token_rows
 from nbmoe_kernels.prepared_weights import UNIT_KINDS, k64_count, prepared_bytes
@@ -38,6 +48,9 @@ def multiply(kernel: Any) -> tuple[Launch, Launch]:
     for fp8 in fp8_variants():
         if make_matmul_grouped_fp8_sm90(*fp8) is kernel:
             return _both(kernel, partial(_fp8, *fp8))
+    for ffn in ffn_variants():
+        if make_mega_ffn_sm90(*ffn) is kernel:
+            return _both(kernel, partial(_ffn, *ffn))
     raise LookupError(f"mutate: no launch is known for {kernel.name}")
 
 
@@ -173,6 +186,48 @@ def _fused(
         config=config,
         layout=layout,
         **given["flags"],
+    )
+
+
+def _ffn(config: Any, match_bf16: bool, activation: str, has_slots: bool, executor: Any) -> None:
+    random, n = np.random.default_rng(8), 128
+    given = _operands(config, has_slots, n)
+    routing = given["routing"]
+    slots, moe_dim = routing.experts.size, n // 2
+    middle = unwritten(routing.panel_rows * ROW_BYTES // 4)
+    launch_mega_ffn_sm90(
+        executor,
+        unwritten(routing.rows * n // 2),
+        middle,
+        middle.view(np.uint8),
+        np.zeros(most_segments(config, routing.rows, slots), np.uint32),
+        given["tokens"],
+        given["weights"],
+        _units(random, config.b_format, 2, n, moe_dim),
+        routing.starts,
+        routing.experts,
+        given["expert_scales"],
+        given["expert_scales"] * np.float32(512),
+        np.resize(np.array([2.0, 1.0, 0.5], np.float32), slots),
+        given["row_scales"],
+        given["bias"],
+        given["bias"][::-1].copy(),
+        num_active=slots,
+        num_slots=slots,
+        num_rows=routing.rows,
+        k=given["k"],
+        moe_dim=moe_dim,
+        n=n,
+        has_up_scales=has_slots,
+        has_down_scales=has_slots,
+        has_row_scales=has_slots,
+        has_up_bias=has_slots,
+        has_down_bias=has_slots,
+        match_bf16=match_bf16,
+        activation=activation,
+        alpha=1.5,
+        limit=4.0 if has_slots else 0.0,
+        config=config,
     )
 
 

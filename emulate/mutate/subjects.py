@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from emulate.mutate.matmuls import matmul
+from emulate.mutate.matmuls import matmul, mega_ffn
 from emulate.mutate.matmuls_sm90 import multiply
 from emulate.mutate.prepared import PREPARED
 from emulate.mutate.quantizers import QUANTIZERS
@@ -79,6 +79,10 @@ def _multiply(kernel: Any) -> tuple[Launch, ...]:
     return multiply(kernel) if "_sm90_" in kernel.name else (matmul(kernel),)
 
 
+def _ffn(kernel: Any) -> tuple[Launch, ...]:
+    return multiply(kernel) if "_sm90_" in kernel.name else (mega_ffn(kernel),)
+
+
 def _once(make: Callable[[Any], Launch]) -> Callable[[Any], tuple[Launch, ...]]:
     return lambda kernel: (make(kernel),)
 
@@ -86,4 +90,4 @@ def _once(make: Callable[[Any], Launch]) -> Callable[[Any], tuple[Launch, ...]]:
 _LAUNCHES: dict[str, Callable[[Any], tuple[Launch, ...]]] = {
     prefix: _once(make)
     for prefix, make in (ROUTING | QUANTIZERS | FP8_QUANTIZERS | PREPARED).items()
-} | {"matmul_grouped": _multiply}
+} | {"matmul_grouped": _multiply, "mega_ffn": _ffn}

@@ -64,7 +64,8 @@ def mega_ffn_nvfp4(
     is allocated, copied or waited for beside the launch if there is a `workspace`.
 
     `arrival_count` is a kernel's memory of which rows are ready for down: zero it once, and every
-    call leaves it at 0, in CUDA graphs, too. Launches that may run at the same time need one each.
+    call leaves it at 0, in CUDA graphs, too. A launch's blocks wait for each other, so they have to
+    be on the GPU together: two launches at the same time, on two streams, may wait for ever.
 
     Args:
         output: (M, N) bfloat16 to write; rows from expert_start_indices[active] on are left alone.

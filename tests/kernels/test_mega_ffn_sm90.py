@@ -107,11 +107,12 @@ def problem(
     n: int,
     slots: Slots = MIXED,
     *,
+    weight_format: Any = None,
     bias: bool = False,
     row_scales: bool = False,
     **keywords: Any,
 ) -> Problem:
-    pair = (fmt, fmt)
+    pair = (fmt, weight_format or fmt)
     up = make_product(seed, slots, 2 * moe_dim, k, row_scales=row_scales, bias=bias, pair=pair)
     down = make_product(seed + 1, slots, n, moe_dim, row_scales=False, bias=bias, pair=pair)
     factors = None
@@ -125,7 +126,7 @@ def run(config: FusedMatmulConfig, p: Problem, executor: Any = None, launches: i
     up, down, s = p.up, p.down, p.up.slots
     fmt, slots = up.a_format, len(up.slots.counts)
     tokens = pack_tokens(up.hidden, up.a_scales, s.starts, s.offsets, format=fmt.name)
-    weights = [pack_weights(x.weight, x.b_scales, format=fmt.name) for x in (up, down)]
+    weights = [pack_weights(x.weight, x.b_scales, format=x.b_format.name) for x in (up, down)]
     output = np.full(s.rows * down.n // 2, 0xAAAAAAAA, np.uint32)
     middle = np.full(token_shape(s.rows, slots, down.k), 0xAA, np.uint8).reshape(-1)
     counters = np.zeros(most_segments(config, s.rows, slots) + 1, np.uint32)

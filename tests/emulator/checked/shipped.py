@@ -10,11 +10,13 @@ import pytest
 import emulate
 from nbmoe import backend, layouts, ops
 from nbmoe.activation import GatedActivation
-from nbmoe.formats import NVFP4, PAIRS
+from nbmoe.formats import MXFP8, NVFP4, PAIRS
 from nbmoe_kernels import heuristics, router_logits
 from nbmoe_kernels.device.op import NUMPY_TYPES
 from tests.fp8_operands import make_problem as make_fp8_problem
+from tests.kernels.test_mega_ffn_sm90 import problem
 from tests.ops.operands import make_product
+from tests.ops.test_mega_ffn import arguments
 from tests.strategies import Slots
 
 
@@ -53,7 +55,7 @@ class CheckingExecutor:
         return [finding for report in self.reports for finding in report.findings]
 
 
-READ_BEFORE_THE_WAIT = {"weights", "expert_start", "expert_ids"}
+READ_BEFORE_THE_WAIT = {"weights", "up_weights", "down_weights", "expert_start", "expert_ids"}
 """What a kernel may read while the previous one runs, if it is told that the routing is done."""
 
 
@@ -150,6 +152,21 @@ def _swiglu(
     )
 
 
+def _mega_ffn(fmt: Any) -> Callable[[], Any]:
+    """Of NVFP4 the smallest tile; of others the middle one, and all the options."""
+    slots = Slots((3, 2), (1, 0), 2, 0)
+    options: dict[str, Any] = {"estimated_total_m": 2}
+    activation = GatedActivation()
+    if fmt is not NVFP4:
+        options = {"estimated_total_m": 80, "match_bf16": False}
+        activation = GatedActivation("swigluoai", 1.702, 7.0)
+    p = problem(6, fmt, 96, 64, 16, slots, bias=True, activation=activation)
+    given = arguments(p, prepared=False, **options)
+    return lambda: ops.mega_ffn_nvfp4(
+        **given | {"output": given["output"].copy()}, backend="emulate"
+    )
+
+
 def _as_for_many_tokens(call: Callable[[], Any]) -> Callable[[], Any]:
     def run() -> Any:
         with pytest.MonkeyPatch.context() as patch:
@@ -213,6 +230,7 @@ def shipped() -> dict[str, Callable[[], Any]]:
         width = LONG if config.block_m == 16 else WIDE
         calls[f"matmul_{config.name}"] = _matmul(config, width)
         calls[f"swiglu_{config.name}"] = _swiglu(config, width)
+    calls |= {f"mega_ffn_{fmt.name}": _mega_ffn(fmt) for fmt in (NVFP4, MXFP8)}
     oai = GatedActivation("swigluoai", 1.702, 7.0)
     for pair in PAIRS[1:]:
         config = heuristics.grouped_matmul_configs(pair[0].name, pair[1].name, WIDE)[0]

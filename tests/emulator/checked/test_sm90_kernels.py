@@ -1,6 +1,7 @@
 """The Hopper matmuls have no findings, and in any order of their threads the reference's bytes."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,21 @@ from nbmoe.activation import GatedActivation
 from nbmoe.formats import FORMATS
 from nbmoe.prepared.fp8 import pack_fp8_tokens, pack_fp8_weights
 from nbmoe.prepared.w4a8 import pack_w4a8_weights
-from nbmoe_kernels import heuristics_fp8_sm90
-from nbmoe_kernels.catalog_sm90 import fp8_variants, fused_variants, plain_configs
+from nbmoe_kernels import heuristics_fp8_sm90, mega_ffn_sm90_counters
+from nbmoe_kernels.catalog_sm90 import (
+    ffn_variants,
+    fp8_variants,
+    fused_variants,
+    plain_configs,
+)
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
+from nbmoe_kernels.mega_ffn_sm90 import make_mega_ffn_sm90
 from tests.emulator.checked import shipped
 from tests.emulator.checked.shipped import checking
 from tests.fp8_operands import make_problem as make_fp8_problem
 from tests.kernels import test_matmul_sm90 as plain_tests
 from tests.kernels import test_matmul_swiglu_sm90 as fused_tests
+from tests.kernels import test_mega_ffn_sm90 as ffn_tests
 from tests.ops.operands import make_product
 from tests.strategies import Slots
 
@@ -58,6 +66,16 @@ def fused(
         fused_tests.run(config, p, factors, chosen, match_bf16, layout)
 
 
+def ffn(config: Any, match_bf16: bool, activation: str, compare: bool = False) -> None:
+    a, b = FORMATS[config.a_format], FORMATS[config.b_format]
+    p = ffn_tests.problem(
+        4, a, 96, 64, 24, SLOTS, weight_format=b, bias=True, row_scales=a.name == "nvfp4",
+        activation=OAI if activation == "swigluoai" else GatedActivation(activation),
+        match_bf16=match_bf16,
+    )  # fmt: skip
+    (ffn_tests.check if compare else ffn_tests.run)(config, p)
+
+
 def fp8(config: Any, scaling: str, scale_type: str, compare: bool = False) -> None:
     types: Any = {"rowwise": scaling == "rowwise", "scales_type": "bfloat16"}
     if scale_type == "f32":
@@ -90,6 +108,7 @@ def runs() -> dict[str, Callable[..., None]]:
     return {
         **{f"plain_{config.name}": partial(plain, config) for config in plain_configs()},
         **{f"fused_{v[0].name}": partial(fused, *v) for v in fused_variants()},
+        **{f"ffn_{v[0].name}": partial(ffn, *v) for v in ffn_variants()},
         **{f"fp8_{v[0].name}": partial(fp8, *v) for v in fp8_variants()},
     }
 
@@ -106,7 +125,7 @@ def test_no_finding_and_the_references_bytes(name: str) -> None:
         assert not executor.findings, str(executor.findings[0])
 
 
-@pytest.mark.parametrize("kind", ["plain", "fused", "fp8"])
+@pytest.mark.parametrize("kind", ["plain", "fused", "ffn", "fp8"])
 def test_only_a_declared_routing_is_read_at_once(kind: str, monkeypatch: Any) -> None:
     """Kernels that are told nothing but read as if the routing were declared."""
     name = next(n for n in CALLS if n.startswith(kind))
@@ -115,3 +134,16 @@ def test_only_a_declared_routing_is_read_at_once(kind: str, monkeypatch: Any) ->
         CALLS[name]()
     found = {(f.id, f.variable) for f in executor.findings}
     assert {("RACE_RAW", "expert_start"), ("RACE_RAW", "expert_ids")} <= found
+
+
+def test_lanes_that_each_look_at_a_counter_are_found(monkeypatch: Any) -> None:
+    """Lanes of the MegaFFN's producer that see other values go other ways."""
+    name = next(n for n in CALLS if n.startswith("ffn_nvfp4"))
+    monkeypatch.setattr(mega_ffn_sm90_counters, "shuffle_from", lambda value, lane: value)
+    make_mega_ffn_sm90.cache_clear()
+    try:
+        with checking(schedules=["pct:3:1"]) as executor, suppress(ffn_tests.CountersError):
+            CALLS[name]()
+    finally:
+        make_mega_ffn_sm90.cache_clear()
+    assert {f.id for f in executor.findings} == {"COLLECTIVE_DIVERGENT"}
