@@ -11,7 +11,7 @@ c_packed and c_swiglu_scales are scratch, given twice, as they are written and a
 counters u32, one a row block, 0 before and after.
 
 Thread map: blocks are persistent and take tiles of both matmuls, BLOCK_M rows of a slot times 128
-weight rows, in the order of `mega_ffn_sm90_order`, whose segments are the row blocks of
+weight rows, in the order of `mega_ffn_order`, whose segments are the row blocks of
 `nbmoe_kernels.search.locate_row_block`: some have no rows. A tile's threads are those of
 `matmul_tile_sm80`. A slot with expert id -1 has no gate/up tiles, and down tiles of 0.
 
@@ -26,15 +26,12 @@ Synchronisation, beside the mainloop's:
 """
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.atomics import atomic, reduction, store, wait_ge
-from nbmoe_kernels.device.op import device_function, unroll
-from nbmoe_kernels.heuristics import copy_bytes_for, grouped_matmul_config
+from nbmoe_kernels.device.op import unroll
 from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.matmul_config import BLOCK_N, MatmulConfig
 from nbmoe_kernels.matmul_grouped_sm80 import make_store_tile
@@ -44,7 +41,8 @@ from nbmoe_kernels.matmul_grouped_swiglu_sm80 import (
     scale_type_of,
 )
 from nbmoe_kernels.matmul_tile_sm80 import make_accumulate, make_locate
-from nbmoe_kernels.mega_ffn_sm90_order import (
+from nbmoe_kernels.mega_ffn_counters import count_tile, leave_counter, wait_for_tiles
+from nbmoe_kernels.mega_ffn_order import (
     SEGMENT_BITS,
     TILE_BITS,
     chunk_segments,
@@ -53,44 +51,9 @@ from nbmoe_kernels.mega_ffn_sm90_order import (
     segment_of,
     tile_of,
 )
-from nbmoe_kernels.search import row_blocks
+from nbmoe_kernels.mega_ffn_sm80_config import most_segments
 
-_ZERO, _ONE = np.uint32(0), np.uint32(1)
-_count = reduction("add", order="release")
-_take = atomic("add")
-_wait = wait_ge("u32")
-_put = store("u32", order="relaxed")
-
-
-@device_function
-def count_tile(counters, segment):
-    """By one thread, behind a barrier of all that have stored: a gate/up tile is there."""
-    _count(counters, np.uint64(segment), _ONE)
-
-
-@device_function
-def wait_and_clear(counters, segment, up_tiles, down_tiles):
-    """By one thread, before a barrier of all that read: a segment's gate/up tiles are there."""
-    _wait(counters, np.uint64(segment), up_tiles)
-    before = _take(counters, np.uint64(segment), _ONE)
-    if np.uint32(before + _ONE) == np.uint32(up_tiles + down_tiles):
-        _put(counters, np.uint64(segment), _ZERO)
-
-
-def mega_ffn_sm80_config(
-    a_format: str,
-    b_format: str,
-    moe_dim: int,
-    k: int,
-    num_active: int,
-    estimated_total_m: int | None,
-) -> MatmulConfig:
-    """The gate/up matmul's tile shape, with copies that rows of down allow, too."""
-    config = grouped_matmul_config(
-        a_format, b_format, 2 * moe_dim, k, num_active, estimated_total_m
-    )
-    widest = copy_bytes_for(a_format, b_format, moe_dim)
-    return replace(config, copy_bytes=min(config.copy_bytes, widest))
+_ZERO = np.uint32(0)
 
 
 @functools.cache
@@ -181,7 +144,8 @@ def make_mega_ffn_sm80(
             if rows > _ZERO and is_down:
                 if expert >= np.int32(0):
                     if thread == _ZERO:
-                        wait_and_clear(counters, segment, up_tiles, down_tiles)
+                        wait_for_tiles(counters, segment, up_tiles)
+                        leave_counter(counters, segment, up_tiles, down_tiles)
                     cuda.syncthreads()
                     accumulate(
                         acc, smem, c_bytes, down_weight, c_scale_bytes, down_b_scales, _ZERO, tile,
@@ -251,10 +215,10 @@ def launch_mega_ffn_sm80(
     Args:
         c_packed: scratch, (M, bytes of D codes).
         c_swiglu_scales: scratch, with the tiles of ``a_scales``.
-        counters: u32, 0; at least `row_blocks` of them.
-        config: see `mega_ffn_sm80_config`.
+        counters: u32, 0; at least `most_segments` of them.
+        config: see `nbmoe_kernels.mega_ffn_sm80_config.mega_ffn_sm80_config`.
     """
-    segments = row_blocks(num_rows, num_active, config.block_m)
+    segments = most_segments(config, num_rows, num_active)
     up_tiles, down_tiles = (-(-rows // BLOCK_N) for rows in (2 * moe_dim, n))
     assert max(up_tiles, down_tiles) <= 1 << TILE_BITS, "a tile's number has too few bits"
     assert segments <= 1 << SEGMENT_BITS, "a segment's number has too few bits"

@@ -12,11 +12,11 @@ way while the gate/up matmul ends.
 
 Shapes: tokens and middle prepared (`nbmoe_kernels.prepared_tokens`), (K64, R, 128) and (D64, R,
 128) bytes; up_weights (E, 2D, K) and down_weights (E, N, D) prepared; output bf16 (M, N) as u32
-words; counters u32, one a segment (`counters_needed`), 0 before and after; the rest as in
+words; counters u32, one a segment (`most_segments`), 0 before and after; the rest as in
 `matmul_grouped_swiglu_sm90`. Slots of expert -1 get rows of 0.
 
 Thread map and roles are those of `matmul_sm90_body`; the order of tiles is that of
-`mega_ffn_sm90_order`, and `mega_ffn_sm90_counters` orders the two matmuls.
+`mega_ffn_order`, and `mega_ffn_counters` orders the two matmuls.
 """
 
 import functools
@@ -31,8 +31,8 @@ from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.matmul_sm90_begin import make_begin
 from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig
 from nbmoe_kernels.matmul_sm90_swiglu_tile import Fusion, make_fused_parts
+from nbmoe_kernels.mega_ffn_order import SEGMENT_BITS, TILE_BITS
 from nbmoe_kernels.mega_ffn_sm90_consumer import make_consume_ffn, make_finish_ffn
-from nbmoe_kernels.mega_ffn_sm90_order import SEGMENT_BITS, TILE_BITS
 from nbmoe_kernels.mega_ffn_sm90_producer import make_produce_ffn
 from nbmoe_kernels.prepared_tokens import token_rows
 from nbmoe_kernels.prepared_weights import k64_count, n64_count

@@ -3,7 +3,7 @@
 A tile of either matmul is multiplied the same way; a gate/up tile ends with the fused epilogue and
 an arrival at its segment's counter, a down tile with stores of the output.
 
-Synchronisation: that of `matmul_sm90_ring`, `matmul_sm90_tiles` and `mega_ffn_sm90_counters`.
+Synchronisation: that of `matmul_sm90_ring`, `matmul_sm90_tiles` and `mega_ffn_counters`.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from nbmoe_kernels.matmul_sm90_finisher import FINISHERS, MakeTake
 from nbmoe_kernels.matmul_sm90_multiply import make_multiply
 from nbmoe_kernels.matmul_sm90_multiply_few import make_multiply_few
 from nbmoe_kernels.matmul_sm90_tiles import PLACES, make_next_tile
+from nbmoe_kernels.mega_ffn_order import is_down_tile, segment_of, tile_of
 from nbmoe_kernels.mega_ffn_sm90_counters import make_arrive
-from nbmoe_kernels.mega_ffn_sm90_order import is_down_tile, segment_of, tile_of
 from nbmoe_kernels.warp_arrival import arrive_for_warp
 
 _WARPGROUP = 128

@@ -19,14 +19,14 @@ from nbmoe_kernels.matmul_sm90_copies import make_copies
 from nbmoe_kernels.matmul_sm90_ring import make_next_stage
 from nbmoe_kernels.matmul_sm90_schedule import make_find_tile
 from nbmoe_kernels.matmul_sm90_tiles import make_tell_tile
-from nbmoe_kernels.mega_ffn_sm90_counters import is_complete, wait_and_clear
-from nbmoe_kernels.mega_ffn_sm90_order import (
+from nbmoe_kernels.mega_ffn_order import (
     chunk_segments,
     is_down_tile,
     make_find_item,
     segment_of,
     tile_of,
 )
+from nbmoe_kernels.mega_ffn_sm90_counters import is_complete, wait_and_leave
 
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
 
@@ -76,7 +76,7 @@ def make_produce_ffn(config: HopperMatmulConfig) -> Callable[..., Any]:
         if is_first:
             wait_for_previous_grid()
         if is_down:
-            wait_and_clear(counters, segment, up_count, down_tiles)
+            wait_and_leave(counters, segment, up_count, down_tiles)
         left = k64
         while left > _ZERO:
             blocks = min(left, np.uint32(stage_blocks))

@@ -74,7 +74,8 @@ def launch_packed(
     routed_before: bool,
 ) -> None:
     """The portable kernel, on packed operands; it starts behind whatever is in front of it."""
-    from nbmoe_kernels.mega_ffn_sm80 import launch_mega_ffn_sm80, mega_ffn_sm80_config
+    from nbmoe_kernels.mega_ffn_sm80 import launch_mega_ffn_sm80
+    from nbmoe_kernels.mega_ffn_sm80_config import mega_ffn_sm80_config
 
     p, down, activation = ffn.gate_up, ffn.down, ffn.activation
     assert isinstance(p, Product), "the caller has looked"

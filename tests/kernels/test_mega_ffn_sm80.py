@@ -12,13 +12,11 @@ from nbmoe import ops
 from nbmoe.activation import GatedActivation
 from nbmoe.backend import simulator_enabled
 from nbmoe.formats import FORMATS, MXFP8, NVFP4
+from nbmoe_kernels import mega_ffn_counters as counters
 from nbmoe_kernels import mega_ffn_sm80 as mega
 from nbmoe_kernels.device import atomics
-from nbmoe_kernels.mega_ffn_sm80 import (
-    launch_mega_ffn_sm80,
-    make_mega_ffn_sm80,
-    mega_ffn_sm80_config,
-)
+from nbmoe_kernels.mega_ffn_sm80 import launch_mega_ffn_sm80, make_mega_ffn_sm80
+from nbmoe_kernels.mega_ffn_sm80_config import mega_ffn_sm80_config
 from tests.emulator.checked.shipped import checking
 from tests.kernels.assemble import assemble
 from tests.kernels.test_mega_ffn_sm90 import CountersError, Problem, problem
@@ -105,37 +103,37 @@ def test_no_rows_launch_nothing() -> None:
 
 
 def _relaxed(monkeypatch: Any) -> None:
-    monkeypatch.setattr(mega, "_count", atomics.reduction("add"))
+    monkeypatch.setattr(counters, "_count", atomics.reduction("add"))
 
 
 def _waits_for(difference: int) -> Callable[[Any], None]:
     def plant(monkeypatch: Any) -> None:
-        real = mega._wait
+        real = counters._wait
 
         def wait(array: Any, index: Any, count: Any) -> None:
             real(array, index, np.uint32(count + np.uint32(difference % 2**32)))
 
-        monkeypatch.setattr(mega, "_wait", wait)
+        monkeypatch.setattr(counters, "_wait", wait)
 
     return plant
 
 
 def _cleared_early(monkeypatch: Any) -> None:
-    real = mega._take
+    real = counters._take
 
     def take(array: Any, index: Any, value: Any) -> Any:
         return np.uint32(real(array, index, value) + np.uint32(1))
 
-    monkeypatch.setattr(mega, "_take", take)
+    monkeypatch.setattr(counters, "_take", take)
 
 
 def _other_counter(monkeypatch: Any) -> None:
-    real = mega._count
+    real = counters._count
 
     def count(array: Any, index: Any, value: Any) -> None:
         real(array, np.uint64(index ^ np.uint64(1)), value)
 
-    monkeypatch.setattr(mega, "_count", count)
+    monkeypatch.setattr(counters, "_count", count)
 
 
 FAULTS: dict[str, tuple[Callable[[Any], None], set[str]]] = {

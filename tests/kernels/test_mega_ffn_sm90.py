@@ -14,8 +14,9 @@ from nbmoe.activation import GatedActivation
 from nbmoe.formats import FORMATS, MXFP8, NVFP4
 from nbmoe.prepared import pack_tokens, pack_weights
 from nbmoe.prepared.tokens import token_shape
-from nbmoe_kernels import mega_ffn_sm90_counters as counters
-from nbmoe_kernels import mega_ffn_sm90_order as order
+from nbmoe_kernels import mega_ffn_counters as counters
+from nbmoe_kernels import mega_ffn_order as order
+from nbmoe_kernels import mega_ffn_sm90_counters as hopper_counters
 from nbmoe_kernels.device import atomics
 from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.hopper_limits import lacks_memory
@@ -231,7 +232,7 @@ def _relaxed(monkeypatch: Any) -> None:
 
 
 def _no_proxy_fence(monkeypatch: Any) -> None:
-    monkeypatch.setattr(counters, "fence_proxy_async_global", sync_warp)
+    monkeypatch.setattr(hopper_counters, "fence_proxy_async_global", sync_warp)
 
 
 def _one_too_few(monkeypatch: Any) -> None:
@@ -271,7 +272,7 @@ def _wrong_block(monkeypatch: Any) -> None:
 
 
 def _no_meeting(monkeypatch: Any) -> None:
-    monkeypatch.setattr(counters, "named_barrier_sync", lambda barrier, threads: None)
+    monkeypatch.setattr(hopper_counters, "named_barrier_sync", lambda barrier, threads: None)
 
 
 FAULTS = {

@@ -1,6 +1,7 @@
-"""In which order the tiles of a Hopper MegaFFN are done.
+"""In which order the tiles of a MegaFFN are done.
 
-Segments are those of `matmul_sm90_schedule`, U and D the tiles of a segment in the gate/up and in
+Segments are parts of a slot's rows, those of `matmul_sm90_schedule` on Hopper and else those of
+`nbmoe_kernels.search.locate_row_block`; U and D are the tiles of a segment in the gate/up and in
 the down matmul. C segments make a chunk, and the order is
 
     up(0)  up(1) down(0)  up(2) down(1)  ...  up(last) down(last - 1)  down(last)
