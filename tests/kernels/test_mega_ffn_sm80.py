@@ -1,6 +1,7 @@
 """The portable MegaFFN: its order of blocks, its counters, and what the checked engine finds."""
 
 import importlib.util
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from nbmoe.formats import FORMATS, MXFP8, NVFP4
 from nbmoe_kernels import mega_ffn_counters as counters
 from nbmoe_kernels import mega_ffn_sm80 as mega
 from nbmoe_kernels.device import atomics
+from nbmoe_kernels.heuristics import grouped_matmul_configs
 from nbmoe_kernels.mega_ffn_sm80 import launch_mega_ffn_sm80, make_mega_ffn_sm80
-from nbmoe_kernels.mega_ffn_sm80_config import mega_ffn_sm80_config
+from nbmoe_kernels.mega_ffn_sm80_config import mega_ffn_sm80_config, most_segments
 from tests.emulator.checked.shipped import checking
 from tests.kernels.assemble import assemble
 from tests.kernels.test_mega_ffn_sm90 import CountersError, Problem, problem
@@ -198,6 +200,14 @@ def test_copies_fit_the_rows_of_both_matmuls() -> None:
     assert mega_ffn_sm80_config("nvfp4", "nvfp4", 64, 64, 2, 8).copy_bytes == 16
     assert mega_ffn_sm80_config("nvfp4", "nvfp4", 80, 64, 2, 8).copy_bytes == 8
     assert mega_ffn_sm80_config("nvfp4", "nvfp4", 64, 80, 2, 8).copy_bytes == 8
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_operation_asks_for_enough_counters(fmt: str) -> None:
+    for config in grouped_matmul_configs(fmt, fmt, 64):
+        for rows, slots in itertools.product((1, 7, 8, 9, 129, 1000), (1, 3, 8, 300)):
+            enough = ops.mega_ffn_arrival_count_size(rows, slots)
+            assert most_segments(config, rows, slots) <= enough
 
 
 @needs_compiler

@@ -1,5 +1,6 @@
 """The whole FFN as an operation: its bytes are those of the chain and the reference."""
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,8 @@ from nbmoe.formats import FORMATS, MXFP8, NVFP4
 from nbmoe.prepared import PreparedTokens, PreparedWeights, pack_tokens, pack_weights
 from nbmoe.prepared.tokens import token_shape
 from nbmoe.validate.product_prepared import reads_prepared
+from nbmoe_kernels import mega_ffn_sm80
+from nbmoe_kernels.mega_ffn_sm80 import make_mega_ffn_sm80
 from nbmoe_kernels.prepared_weights import prepared_bytes
 from tests.kernels.test_mega_ffn_sm90 import Problem, problem
 from tests.ops.compare import assert_same
@@ -97,6 +100,31 @@ def test_packed_operands(kernels: Any, case: str, fmt: Any) -> None:
     check(kernels, p, prepared=False)
 
 
+@pytest.mark.parametrize(
+    ("fmt", "hint", "rows"), [(NVFP4, 200, 64), (MXFP8, 1000, 128)], ids=["nvfp4", "mxfp8"]
+)
+def test_packed_operands_in_larger_tiles(
+    kernels: Any, fmt: Any, hint: int, rows: int, monkeypatch: Any
+) -> None:
+    """Slots of several row blocks and scale tiles, and of less than one."""
+    ran = []
+
+    def make(config: Any, *options: Any) -> Any:
+        ran.append(config.block_m)
+        return make_mega_ffn_sm80(config, *options)
+
+    monkeypatch.setattr(mega_ffn_sm80, "make_mega_ffn_sm80", make)
+    p = problem(11, fmt, 96, 96, 72, Slots((rows + 3, 0, 1, 131, 2), (2, 0, 1, 3, -1), 5, 3))
+    check(kernels, p, prepared=False, estimated_total_m=hint)
+    assert ran == [rows]
+
+
+def test_packed_slots_past_the_active_ones_have_no_part(kernels: Any) -> None:
+    p = problem(8, NVFP4, 96, 64, 72, CASES["primes"])
+    active = {"gate_up_num_active_experts": 2, "down_num_active_experts": 2}
+    check(kernels, p, used=int(p.up.slots.starts[2]), prepared=False, **active)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_reference_has_the_chain_s_bytes_in_both_layouts(case: str) -> None:
     for fmt, activation in ((NVFP4, GatedActivation(limit=2.5)), (MXFP8, OAI)):
@@ -131,9 +159,10 @@ def test_slots_past_the_active_ones_have_no_part(hopper_kernels: Any) -> None:
 def test_no_rows_and_no_slots_launch_nothing(monkeypatch: Any) -> None:
     p = problem(9, NVFP4, 96, 64, 72, Slots((0, 0), (0, 1), 2, 0))
     monkeypatch.setattr("nbmoe.ops.mega_ffn.launch_prepared", None)
-    for count in (0, 2):
+    monkeypatch.setattr("nbmoe.ops.mega_ffn.launch_packed", None)
+    for count, prepared in itertools.product((0, 2), (False, True)):
         active = {"gate_up_num_active_experts": count, "down_num_active_experts": count}
-        given = arguments(p, prepared=True, **active)
+        given = arguments(p, prepared=prepared, **active)
         assert ops.mega_ffn_nvfp4(**given) is given["output"]
 
 
