@@ -70,6 +70,11 @@ REASONS: dict[str, str] = {
     ),
     "clear_tokens: while at < end: end +1": _CLEARED,
     "clear_tokens: while at < np.uint32(end_scale): end +1": _CLEARED,
+    "clear_tokens: while at < np.uint32(end_scale): end -1": (
+        "the last word is of products, which are written before they are read"
+    ),
+    "scaled_tile: for j in range(width // 8): end +1": _GUARDED,
+    "blocks: wait_for_older(): 0 open groups instead of 1": _STRONGER,
     "body: block_rows - 1: -1": "n is a multiple of 8, so no n / block_rows has a remainder of 1",
     "_next_place: PLACES - 1: -1": (
         "a ring of one place: the producer waits longer, and all read what it tells"

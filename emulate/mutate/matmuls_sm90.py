@@ -87,8 +87,9 @@ def _routing(config: Any, has_slots: bool) -> _Routing:
         shapes += [(-1, rows) for rows in narrow] + [(0, rows) for rows in narrow]
     counts = np.zeros(config.max_slots if has_slots else 1, np.int64)
     experts = np.zeros(counts.size, np.int32)
-    # A lane has several neighbours, the last lane the last one.
-    places = [*range(0, 2 * len(shapes) - 2, 2), counts.size - 1]
+    # A lane of the table's warp has four neighbours or eight: slots at a lane's beginning, inside,
+    # before empty ones and at its end, and the last one of all.
+    places = [*(0, 1, 2, *range(7, 2 * len(shapes), 2))[: len(shapes) - 1], counts.size - 1]
     for place, (expert, rows) in zip(places, shapes, strict=True):
         experts[place], counts[place] = expert, rows
     starts = np.cumsum([0, *counts]).astype(np.uint32)
@@ -121,7 +122,8 @@ def _operands(config: Any, has_slots: bool, n: int) -> dict[str, Any]:
         "routing": routing,
         "k": k,
         "tokens": normal(random, config.b.tensor_core, words),
-        "weights": _units(random, config.b_format, 2, n, k),
+        # Without slots a weight too far is past the end.
+        "weights": _units(random, config.b_format, 2 if has_slots else 1, n, k),
         "expert_scales": np.array([0.75, 1.25], np.float32) / np.float32(1024),
         "row_scales": random.integers(0x3F00, 0x4000, routing.rows).astype(np.uint16),
         "bias": np.sort(random.integers(0x3C00, 0x4080, 2 * n)).astype(np.uint16),

@@ -21,11 +21,11 @@ class Verdict:
     Attributes:
         mutant: its name.
         kind, file, line: see `emulate.mutate.edits.Mutant`.
-        killed_by: id of a finding, ``bytes``, ``exception`` and its type, or ``crash`` and the
-            signal or exit status with which its process ended; empty for a survivor.
+        killed_by: id of a finding, ``bytes``, ``exception`` and its type, ``crash`` and the signal
+            or exit status with which its process ended, or ``timeout``; empty for a survivor.
         reason: why a survivor is equivalent to the kernel, if that is known.
         how: the schedule of the checked engine that noticed it, or ``interpreted``; empty for a
-            crash.
+            crash or a timeout.
         seconds: [s].
     """
 

@@ -1,7 +1,8 @@
 """Processes that run mutants, because a mutant may end the process that runs it.
 
-A twin or compiled code that a mutant sends astray can crash. A worker runs one mutant at a time, so
-that its death is the death of that mutant; another worker takes its place.
+A twin or compiled code that a mutant sends astray can crash, and a loop other than the edited one
+can go on for ever. A worker runs one mutant at a time, so that its death is the death of that
+mutant; another worker takes its place.
 """
 
 import time
@@ -18,6 +19,9 @@ from emulate.mutate.subjects import Subject
 
 Find = Callable[[str], Subject]
 """Makes a subject from its name; a function of a module, for it goes to other processes."""
+
+TIMES, LEAST_SECONDS = 20, 60
+"""A mutant may take so many times as long as the kernel's first check, and so much more."""
 
 
 def kill_each(jobs: Iterable[tuple[str, int]], find: Find, count: int) -> Iterator[Kill]:
@@ -68,27 +72,30 @@ class _Worker:
 
     def kill(self, subject: str, number: int) -> Kill:
         if subject != self._subject:
-            try:
-                self._ask(subject)
-            except (EOFError, OSError):
-                raise RuntimeError(f"mutate: {subject} itself ends its process") from None
-            self._subject = subject
+            self._prepare(subject)
         start = time.perf_counter()
+        self._pipe.send(number)
         try:
-            kill: Kill = self._ask(number)
-        except (EOFError, OSError):
-            seconds = round(time.perf_counter() - start, 3)
-            kill = Kill(f"crash {self._cause_of_death()}", "", seconds)
-            self._pipe.close()
-            self._start()
+            if self._pipe.poll(self._limit):
+                return _answered(self._pipe.recv())  # type: ignore[no-any-return]
+            self._process.kill()
+            cause = "timeout"
+        except (EOFError, ConnectionError):
+            cause = f"crash {self._cause_of_death()}"
+        kill = Kill(cause, "", round(time.perf_counter() - start, 3))
+        self.close()
+        self._start()
         return kill
 
-    def _ask(self, question: str | int) -> Any:
-        self._pipe.send(question)
-        answer = self._pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def _prepare(self, subject: str) -> None:
+        start = time.perf_counter()
+        self._pipe.send(subject)
+        try:
+            _answered(self._pipe.recv())
+        except (EOFError, ConnectionError):
+            raise RuntimeError(f"mutate: {subject} itself ends its process") from None
+        self._subject = subject
+        self._limit = LEAST_SECONDS + TIMES * (time.perf_counter() - start)
 
     def _cause_of_death(self) -> str:
         self._process.join()
@@ -99,6 +106,12 @@ class _Worker:
         self._process.kill()
         self._process.join()
         self._pipe.close()
+
+
+def _answered(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _work(pipe: Connection, find: Find) -> None:

@@ -22,6 +22,7 @@ from emulate.mutate import (
     subjects,
 )
 from emulate.mutate import run as mutate_run
+from emulate.mutate import workers as mutate_workers
 from emulate.mutate.equivalent import LEFT_OUT, REASONS
 from nbmoe_kernels.catalog import catalog
 from nbmoe_kernels.device.atomics import reduction, wait_ge
@@ -269,8 +270,16 @@ def stillborn(x, out):
     cuda.syncthreads()
 
 
+def endless(x, out):
+    t = cuda.threadIdx.x
+    for i in range(1):
+        while i == 1:
+            out[t] = x[t]
+        out[t] = x[63 - t]
+
+
 def planted(name):
-    return replace(subject({"deadly": deadly, "stillborn": stillborn}[name]), name=name)
+    return replace(subject(globals()[name]), name=name)
 
 
 def test_a_mutant_that_ends_its_process_is_killed_and_the_others_are_run():
@@ -280,6 +289,16 @@ def test_a_mutant_that_ends_its_process_is_killed_and_the_others_are_run():
         ("deadly: for i in range(2): end -1", ""),
         ("deadly: delete cuda.syncthreads()", "bytes"),
         ("deadly: delete cuda.syncthreads() (#2)", ""),
+    ]
+
+
+def test_a_mutant_that_does_not_end_is_killed_and_the_others_are_run(monkeypatch):
+    monkeypatch.setattr(mutate_workers, "TIMES", 0)
+    monkeypatch.setattr(mutate_workers, "LEAST_SECONDS", 5)
+    (score,) = mutate_kernels([planted("endless")], 1, planted)
+    assert [(v.mutant, v.killed_by) for v in score.verdicts] == [
+        ("endless: for i in range(1): end +1", "timeout"),
+        ("endless: for i in range(1): end -1", "bytes"),
     ]
 
 
@@ -304,6 +323,7 @@ def test_every_reason_is_about_a_mutant_that_exists():
         "mxfp8_sm90_n8",
         "fp8_sm90_n120",
         "fp8_sm90_n8",
+        "bf16_sm90_n8",
     )
     kernels = [s.kernel for s in subjects() if any(part in s.name for part in chosen)]
     assert len(kernels) == len(chosen)
