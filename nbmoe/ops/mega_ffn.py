@@ -12,7 +12,7 @@ from nbmoe.ops.launch import allocate, host_view, store
 from nbmoe.ops.mega_ffn_launch import launch_packed, launch_prepared
 from nbmoe.ops.mega_ffn_reference import ffn_packed, ffn_prepared
 from nbmoe.ops.mega_ffn_scratch import (
-    OWNERS,
+    LAUNCHES,
     check_counters,
     mega_ffn_arrival_count_size,
     scratch_bytes,
@@ -65,7 +65,8 @@ def mega_ffn_nvfp4(
 
     `arrival_count` is a kernel's memory of which rows are ready for down: zero it once, and every
     call leaves it at 0, in CUDA graphs, too. A launch's blocks wait for each other, so they have to
-    be on the GPU together: two launches at the same time, on two streams, may wait for ever.
+    be on the GPU together: two launches at the same time, on two streams, may wait for ever. A call
+    refuses to be the second one; of graphs it knows nothing.
 
     Args:
         output: (M, N) bfloat16 to write; rows from expert_start_indices[active] on are left alone.
@@ -116,8 +117,8 @@ def mega_ffn_nvfp4(
         RoutingError: offsets or ids contradict each other, or rows have no active expert.
         ScaleError: a scale is missing, NaN, negative or, as a factor, 0.
         UnsupportedError: too many slots for prepared operands.
-        WorkspaceError: `arrival_count` or `workspace` is too small, counters are not 0, or another
-            stream still uses them.
+        WorkspaceError: `arrival_count` or `workspace` is too small, counters are not 0, or a launch
+            of another stream still runs.
     """
     call = Call("mega_ffn_nvfp4", validate)
     flags = {
@@ -154,11 +155,11 @@ def mega_ffn_nvfp4(
     if scratch is None:
         scratch = allocate(call, "workspace", (scratch_bytes(ffn),), PREPARED)
     if chosen.on_gpu:
-        OWNERS.check(call, counters)
+        LAUNCHES.check(call, counters.device or 0)
     launch = launch_packed if isinstance(ffn.gate_up, Product) else launch_prepared
     launch(chosen, call, ffn, into, scratch, counters, **flags)
     if chosen.on_gpu:
-        OWNERS.note(call, counters)
+        LAUNCHES.note(call, counters.device or 0)
     return into.owner
 
 

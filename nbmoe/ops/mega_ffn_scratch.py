@@ -83,42 +83,46 @@ def check_counters(call: Call, counters: Array, needed: int) -> None:
             raise WorkspaceError(call.message("arrival_count", "counters of 0", got, hint))
 
 
-class Owners:
-    """Which stream last used which counters: two launches that share some must be in order."""
+class Launches:
+    """The last launch on each GPU: blocks of two at a time could keep each other from running.
+
+    Blocks of a launch wait for blocks of the same launch, which must all be on the GPU. Launches
+    that are captured, and replays of graphs, are not known here.
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, Any]] = {}
 
-    def check(self, call: Call, counters: Array) -> None:
-        """Refuses counters that another stream still uses. A call on a GPU only.
+    def check(self, call: Call, device: int) -> None:
+        """Refuses a launch while that of another stream has not ended.
 
         Raises:
-            WorkspaceError: it does.
+            WorkspaceError: it has not.
         """
         from cuda.bindings import driver
 
-        stream, event = self._last.get(counters.pointer, (call.stream, None))
+        stream, event = self._last.get(device, (call.stream, None))
         if event is None or stream == call.stream or is_capturing(call.stream):
             return
         (status,) = driver.cuEventQuery(event)
         if status == driver.CUresult.CUDA_ERROR_NOT_READY:
-            rule = "counters that no other stream uses"
-            got = f"some in use on stream {stream:#x}, for one on stream {call.stream:#x}"
-            hint = "give each stream its own, or let one wait for the other"
-            raise WorkspaceError(call.message("arrival_count", rule, got, hint))
+            rule = "no launch of another stream that still runs: their blocks could wait for ever"
+            got = f"stream {call.stream:#x} while one of stream {stream:#x} runs"
+            hint = "launch on one stream, or let this one wait for the other"
+            raise WorkspaceError(call.message("stream", rule, got, hint))
 
-    def note(self, call: Call, counters: Array) -> None:
+    def note(self, call: Call, device: int) -> None:
         """Remembers the launch that was just made, unless it is only being captured."""
         from cuda.bindings import driver
 
         if is_capturing(call.stream):
             return
-        _, event = self._last.get(counters.pointer, (0, None))
+        _, event = self._last.get(device, (0, None))
         if event is None:
             flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
             _, event = driver.cuEventCreate(flags)
         driver.cuEventRecord(event, call.stream)
-        self._last[counters.pointer] = call.stream, event
+        self._last[device] = call.stream, event
 
 
-OWNERS = Owners()
+LAUNCHES = Launches()

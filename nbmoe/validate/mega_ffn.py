@@ -42,6 +42,7 @@ GATE_UP = {
     "expert_scales": "gate_up_expert_scales",
     "a_row_scales": "gate_up_a_row_scales",
     "bias": "gate_up_bias",
+    "weight_format": "gate_up_weight",
 }
 DOWN = {
     "weight": "down_weight",
