@@ -142,8 +142,8 @@ def _objection(config: Fp8HopperConfig, rows: int, tiles: int, k: int, b_format:
 def _made_for(config: Fp8HopperConfig, num_active: int, b_format: str) -> Fp8HopperConfig:
     """The shape for a kind of weights, with a table for the slots."""
     if b_format == "mxfp4":
-        # Half the bytes of weights a stage: one more is in flight.
-        config = replace(config, b_format=b_format, stages=config.stages + 1)
+        # Stages of two blocks, half as many, and as long a ring again as half the bytes leave room.
+        config = replace(config, b_format=b_format, stages=config.stages // 2 + 1)
     if num_active > config.max_slots:
         # The warp that makes a large table holds 32 slots a lane: too many registers for 4 blocks.
         blocks = min(config.blocks_per_sm, 2)

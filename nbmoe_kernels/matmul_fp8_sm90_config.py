@@ -1,23 +1,21 @@
 """The tile shape of Hopper's FP8 matmul, and what of its layout follows from it.
 
-Shared memory: a ring of stages, each one 128-block of K; the tokens' scales of each stage, and
+Shared memory: a ring of stages of one or two 128-blocks of K; the tokens' scales of each stage, and
 their products with the weights' scales; a note of 8 words for each stage that begins a tile; the
-mbarriers (`full`, `empty`, `scaled`); the schedule's table; for MXFP4 weights the table of
-`matmul_fp8_sm90_fold`. A stage holds
+mbarriers (`full`, `empty`, `scaled`); the schedule's table. A stage holds
 
-    weights  [warpgroup][unit]                      `nbmoe.prepared.fp8` or `nbmoe.prepared.w4a8`
-    tokens   [token of the widest tile][128 bytes]  swizzled
+    weights  [warpgroup][block][unit]               `nbmoe.prepared.fp8` or `nbmoe.prepared.w4a8`
+    tokens   [block][token of the widest tile][128 bytes]                            swizzled
 """
 
 from dataclasses import dataclass
 
-from nbmoe_kernels.matmul_fp8_sm90_fold import TABLE_BYTES
 from nbmoe_kernels.prepared_w4a8 import UNIT_BYTES as FOLDED_BYTES
 
 UNIT_ROWS = 64
 """Weight rows of a warpgroup, the M of its wgmma."""
 BLOCK_BYTES = 128
-"""Of a row in a stage: one 128-block of K."""
+"""Of a row in a 128-block of K."""
 UNIT_BYTES = {"e4m3": UNIT_ROWS * BLOCK_BYTES, "mxfp4": FOLDED_BYTES}
 """Of a unit of weights: 64 rows by a 128-block of K."""
 _ALIGNMENT = 1024
@@ -51,9 +49,19 @@ class Fp8HopperConfig:
     b_format: str = "e4m3"
 
     @property
+    def stage_blocks(self) -> int:
+        """128-blocks of K in a stage: of MXFP4 weights two have the bytes of one of e4m3."""
+        return 2 if self.b_format == "mxfp4" else 1
+
+    @property
     def unit_bytes(self) -> int:
-        """Of a warpgroup's weights in a stage."""
+        """Of a warpgroup's weights in a 128-block."""
         return UNIT_BYTES[self.b_format]
+
+    @property
+    def panel_bytes(self) -> int:
+        """Of a stage's tokens in a 128-block."""
+        return self.max_width * BLOCK_BYTES
 
     @property
     def max_width(self) -> int:
@@ -78,12 +86,13 @@ class Fp8HopperConfig:
     @property
     def tokens_at(self) -> int:
         """First byte of a stage's tokens."""
-        return -(-self.warpgroups * self.unit_bytes // _ALIGNMENT) * _ALIGNMENT
+        weights = self.warpgroups * self.stage_blocks * self.unit_bytes
+        return -(-weights // _ALIGNMENT) * _ALIGNMENT
 
     @property
     def stage_bytes(self) -> int:
         """A multiple of 1024, as the swizzle wants it."""
-        return self.tokens_at + self.max_width * BLOCK_BYTES
+        return self.tokens_at + self.stage_blocks * self.panel_bytes
 
     @property
     def scales_at(self) -> int:
@@ -111,13 +120,8 @@ class Fp8HopperConfig:
         return self.barriers_at + 3 * self.stages * _BARRIER_BYTES
 
     @property
-    def fold_at(self) -> int:
-        """First byte of the table of folded codes."""
-        return self.table_at + 4 * (3 * self.max_slots + 2)
-
-    @property
     def shared_bytes(self) -> int:
-        return self.fold_at + (TABLE_BYTES if self.b_format == "mxfp4" else 0)
+        return self.table_at + 4 * (3 * self.max_slots + 2)
 
     @property
     def name(self) -> str:

@@ -1,88 +1,76 @@
 """Decoding of MXFP4 weights that are folded into e4m3 (`nbmoe_kernels.prepared_w4a8`).
 
-A table in shared memory has the e4m3 codes of the 8 magnitudes for each power of two, so that four
-codes are one permutation of its bytes, with their magnitudes as the selector.
-"""
+The e4m3 codes of the 8 magnitudes times a power of two are 8 bytes, two words: four codes are one
+permutation of them with their magnitudes as the selector. From 2^-5 on none of these codes is
+subnormal, and from a power to the next every byte but that of 0 grows by 8: the words are a product
+and a sum. Other powers are rare, and marked.
 
-from collections.abc import Callable
-from typing import Any
+The logic unit, which takes a warp's mask, shift or permutation in two cycles, is what decoding is
+limited by. So whatever the unit that multiplies can do is its.
+"""
 
 import numpy as np
 from numba import cuda
 
-from nbmoe_kernels.device.convert import e4m3_of_f32, permute_bytes
-from nbmoe_kernels.device.math import bits_f32
+from nbmoe_kernels.device.convert import permute_bytes
+from nbmoe_kernels.device.math import upper_half
 from nbmoe_kernels.device.memory import load_shared_v2, load_shared_v4
-from nbmoe_kernels.device.op import device_function
-from nbmoe_kernels.prepared_w4a8 import NAN_POWER, POWER_BIAS
+from nbmoe_kernels.device.op import device_function, unroll
+from nbmoe_kernels.prepared_w4a8 import CODE_BYTES, NAN_POWER, POWER_BIAS, UNUSUAL
 
-TABLE_BYTES = 128
-_PLANE_WORDS = 512
+_PLANE_WORDS = CODE_BYTES // 8
+_ANY_UNUSUAL = np.uint32(UNUSUAL * 0x01010101)
 _MAGNITUDES, _SIGNS = np.uint32(0x77777777), np.uint32(0x80808080)
+# Codes of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6 times 2^-8, as they would be without subnormals.
+_LOW_STEP, _HIGH_STEP = np.uint32(0x08080800), np.uint32(0x08080808)
+_LOW_FIRST = np.uint32((0x3C383000 - POWER_BIAS * 0x08080800) % 2**32)
+_HIGH_FIRST = np.uint32((0x4C484440 - POWER_BIAS * 0x08080808) % 2**32)
+# As they are: multiples of 2^-9, the smallest e4m3.
+_LOW_SUBNORMAL, _HIGH_SUBNORMAL = np.uint32(0x03020100), np.uint32(0x0C080604)
+_NANS = np.uint32(0x7F7F7F7F)
 
 
-def make_fill_table(table_at: int) -> Callable[..., Any]:
-    """``fill_table(smem)``: 128 threads make the table at byte ``table_at``, a byte each."""
-
-    @device_function
-    def fill_table(smem):
-        thread = np.uint32(cuda.threadIdx.x)
-        if thread < np.uint32(TABLE_BYTES):
-            power = np.uint32(thread >> np.uint32(3))
-            magnitude = np.uint32(thread & np.uint32(7))
-            # e2m1: 0, 0.5, then 1, 1.5 times 1, 2, 4.
-            exponent = np.uint32(np.uint32(126) + np.uint32(magnitude >> np.uint32(1)))
-            bits = np.uint32(exponent << np.uint32(23))
-            if magnitude > np.uint32(1):
-                bits = np.uint32(
-                    bits | np.uint32(np.uint32(magnitude & np.uint32(1)) << np.uint32(22))
-                )
-            bits = np.uint32(bits + np.uint32(power << np.uint32(23)))
-            bits = np.uint32(bits - np.uint32(POWER_BIAS << 23))
-            if magnitude == np.uint32(0):
-                bits = np.uint32(0)
-            if power == np.uint32(NAN_POWER):
-                bits = np.uint32(0x7FFFFFFF)
-            smem[np.uint32(np.uint32(table_at) + thread)] = np.uint8(e4m3_of_f32(bits_f32(bits)))
-
-    return fill_table
+@device_function
+def _unusual_words(power, high):
+    if power == np.uint32(NAN_POWER):
+        return _NANS, _NANS
+    if power == np.uint32(0):
+        high = _HIGH_SUBNORMAL
+    return np.uint32(_LOW_SUBNORMAL << power), high
 
 
-def make_decode_unit(table_at: int) -> Callable[..., Any]:
-    """``decode_unit(words, at, out)``: A's registers of the unit at word ``at``, four steps."""
-    first_entry = table_at // 4
-
-    @device_function
-    def decode_word(words, word, power, out, first):
-        entry = np.uint32(np.uint32(first_entry) + np.uint32(power << np.uint32(1)))
-        low, high = load_shared_v2(words, entry)
+@device_function
+def _decode_words(codes, powers, is_usual, out, first):
+    """Both rows' words of a step and of the next one, each with a byte of ``powers``."""
+    for i in unroll(range(4)):
+        byte = permute_bytes(powers, np.uint32(0), np.uint32(0x4440 + i))
+        power = byte if is_usual else np.uint32(byte & np.uint32(15))
+        low = np.uint32(np.uint32(power * _LOW_STEP) + _LOW_FIRST)
+        high = np.uint32(np.uint32(power * _HIGH_STEP) + _HIGH_FIRST)
+        if not is_usual and byte >= np.uint32(UNUSUAL):
+            low, high = _unusual_words(power, high)
+        at, word = first + 4 * (i // 2) + i % 2, codes[i]
         magnitudes = np.uint32(word & _MAGNITUDES)
         signs = np.uint32(np.uint32(word << np.uint32(4)) & _SIGNS)
-        out[first] = np.uint32(permute_bytes(low, high, magnitudes) | signs)
-        upper = permute_bytes(low, high, np.uint32(magnitudes >> np.uint32(16)))
-        out[first + 2] = np.uint32(upper | np.uint32(word & _SIGNS))
+        out[at] = np.uint32(permute_bytes(low, high, magnitudes) | signs)
+        upper = permute_bytes(low, high, upper_half(magnitudes))
+        out[at + 2] = np.uint32(upper | np.uint32(word & _SIGNS))
 
-    @device_function
-    def decode_unit(words, at, out):
-        thread = np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(127))
-        powers_at = np.uint32(at + np.uint32(2 * _PLANE_WORDS))
-        powers = load_shared_v2(
-            words,
-            np.uint32(powers_at + np.uint32(np.uint32(thread >> np.uint32(2)) << np.uint32(1))),
-        )
-        low_powers, high_powers = powers
-        place = np.uint32(at + np.uint32(thread << np.uint32(2)))
-        w0, w1, w2, w3 = load_shared_v4(words, place)
-        decode_step(words, w0, w1, low_powers, out, 0)
-        decode_step(words, w2, w3, np.uint32(low_powers >> np.uint32(16)), out, 4)
-        w0, w1, w2, w3 = load_shared_v4(words, np.uint32(place + np.uint32(_PLANE_WORDS)))
-        decode_step(words, w0, w1, high_powers, out, 8)
-        decode_step(words, w2, w3, np.uint32(high_powers >> np.uint32(16)), out, 12)
 
-    @device_function
-    def decode_step(words, first_row, second_row, powers, out, first):
-        decode_word(words, first_row, np.uint32(powers & np.uint32(15)), out, first)
-        second = np.uint32(np.uint32(powers >> np.uint32(8)) & np.uint32(15))
-        decode_word(words, second_row, second, out, first + 1)
-
-    return decode_unit
+@device_function
+def decode_unit(words, at, first, out):
+    """A's registers of a unit, for four steps; it begins at word ``at + first``, the latter a
+    constant."""
+    thread = np.uint32(np.uint32(cuda.threadIdx.x) & np.uint32(127))
+    pair = np.uint32(np.uint32(thread >> np.uint32(2)) << np.uint32(1))
+    powers_at = np.uint32(np.uint32(at + pair) + np.uint32(first + 2 * _PLANE_WORDS))
+    low_powers, high_powers = load_shared_v2(words, powers_at)
+    place = np.uint32(np.uint32(at + np.uint32(thread << np.uint32(2))) + np.uint32(first))
+    low_codes = load_shared_v4(words, place)
+    high_codes = load_shared_v4(words, np.uint32(place + np.uint32(_PLANE_WORDS)))
+    if np.uint32(np.uint32(low_powers | high_powers) & _ANY_UNUSUAL) == np.uint32(0):
+        _decode_words(low_codes, low_powers, True, out, 0)
+        _decode_words(high_codes, high_powers, True, out, 8)
+    else:
+        _decode_words(low_codes, low_powers, False, out, 0)
+        _decode_words(high_codes, high_powers, False, out, 8)

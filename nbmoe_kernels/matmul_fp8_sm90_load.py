@@ -1,9 +1,9 @@
 """The producer of Hopper's FP8 matmul: one thread that keeps the ring of stages full.
 
 For each tile of its block the thread writes a note into the tile's first stage, so that consumers
-need no schedule of their own, and for each 128-block of K starts the copies of a stage: a unit of
-weights a warpgroup, the segment's tokens and, with scales a block, their scales. A masked tile has
-one stage with a note alone. A note without rows ends the loop.
+need no schedule of their own, and starts the copies of its stages, one or two 128-blocks of K each:
+the warpgroups' units of weights, the segment's tokens and, with scales a block, their scales. A
+masked tile has one stage with a note alone. A note without rows ends the loop.
 
     note word   0 rows   1 first row of the output   2 row of the prepared tokens
                 3 tile's index along N   4 expert, negative: masked
@@ -35,6 +35,8 @@ def make_load_tiles(config: Config, has_block_scales: bool) -> Callable[..., Any
     """``load_tiles(smem, words, bars, tokens, token_scales, weights, num_active, ...)``."""
     stages, warpgroups, unit_bytes = config.stages, config.warpgroups, config.unit_bytes
     stage_bytes, tokens_at = config.stage_bytes, config.tokens_at
+    stage_blocks, panel_bytes = config.stage_blocks, config.panel_bytes
+    assert stage_blocks == 1 or not has_block_scales, "a stage has the scales of one block"
     scales_at, scales_step = config.scales_at, 4 * config.max_width
     first_note, first_barrier = config.notes_at // 4, config.barriers_at // 8
     num_segments, find_tile = make_find_tile(config.max_slots, config.table_at // 4)
@@ -49,27 +51,36 @@ def make_load_tiles(config: Config, has_block_scales: bool) -> Callable[..., Any
         words[np.uint32(at + np.uint32(4))] = np.uint32(expert)
 
     @device_function
-    def load_weights(smem, bars, weights, stage, source, units, unit_step):
+    def blocks_in_stage(left):
+        """Of the tile's ``left`` 128-blocks."""
+        return min(left, np.uint32(stage_blocks)) if stage_blocks > 1 else np.uint32(1)
+
+    @device_function
+    def load_weights(smem, bars, weights, stage, source, units, unit_step, blocks):
         full = np.uint32(np.uint32(first_barrier) + stage)
         place = np.uint32(stage * np.uint32(stage_bytes))
         for i in unroll(range(warpgroups)):
             if np.uint32(i) < units:
                 bulk_load(
                     smem,
-                    np.uint32(place + np.uint32(unit_bytes * i)),
+                    np.uint32(place + np.uint32(stage_blocks * unit_bytes * i)),
                     weights,
                     np.uint64(source + np.uint64(i) * unit_step),
-                    np.uint32(unit_bytes),
+                    np.uint32(blocks * np.uint32(unit_bytes)),
                     bars,
                     full,
                 )
 
     @device_function
-    def load_tokens(smem, bars, tokens, token_scales, stage, row, tokens_bytes, scales_bytes):
+    def load_tokens(smem, bars, tokens, token_scales, stage, row, panel, blocks, sizes):
+        tokens_bytes, scales_bytes = sizes
         full = np.uint32(np.uint32(first_barrier) + stage)
         place = np.uint32(np.uint32(stage * np.uint32(stage_bytes)) + np.uint32(tokens_at))
-        at = np.uint64(row * np.uint64(BLOCK_BYTES))
-        bulk_load(smem, place, tokens, at, tokens_bytes, bars, full)
+        for q in unroll(range(stage_blocks)):
+            if q == 0 or np.uint32(q) < blocks:
+                at = np.uint64(np.uint64(row + np.uint64(q) * panel) * np.uint64(BLOCK_BYTES))
+                panel_place = np.uint32(place + np.uint32(panel_bytes * q))
+                bulk_load(smem, panel_place, tokens, at, tokens_bytes, bars, full)
         if has_block_scales:
             place = np.uint32(np.uint32(scales_at) + np.uint32(stage * np.uint32(scales_step)))
             at = np.uint64(row * np.uint64(4))
@@ -103,59 +114,58 @@ def make_load_tiles(config: Config, has_block_scales: bool) -> Callable[..., Any
             scales_bytes = np.uint32(
                 np.uint32(np.uint32(rows + np.uint32(3)) >> np.uint32(2)) << np.uint32(4)
             )
-            nbytes = np.uint32(np.uint32(units * np.uint32(unit_bytes)) + tokens_bytes)
+            block_bytes = np.uint32(np.uint32(units * np.uint32(unit_bytes)) + tokens_bytes)
             if has_block_scales:
-                nbytes = np.uint32(nbytes + scales_bytes)
-            blocks = k_blocks
+                block_bytes = np.uint32(block_bytes + scales_bytes)
+            sizes = tokens_bytes, scales_bytes
+            left = k_blocks
             if expert < np.int32(0):
-                blocks = np.uint32(1)
-            block = np.uint32(0)
+                left = np.uint32(1)
             if is_first:
                 is_first = False
-                early = np.uint32(0)
-                if expert >= np.int32(0):
-                    early = min(blocks, np.uint32(stages))
-                while block < early:
-                    if block == np.uint32(0):
-                        write_note(words, block, rows, output_row, token_row, row_block, expert)
-                    full = np.uint32(np.uint32(first_barrier) + block)
-                    mbarrier_arrive_expect(bars, full, nbytes)
-                    load_weights(smem, bars, weights, block, source, units, unit_step)
-                    source = np.uint64(source + np.uint64(unit_bytes))
-                    block = np.uint32(block + np.uint32(1))
+                early, ahead = np.uint32(0), left
+                while expert >= np.int32(0) and early < np.uint32(stages) and ahead > np.uint32(0):
+                    if early == np.uint32(0):
+                        write_note(words, early, rows, output_row, token_row, row_block, expert)
+                    full = np.uint32(np.uint32(first_barrier) + early)
+                    here = blocks_in_stage(ahead)
+                    mbarrier_arrive_expect(bars, full, np.uint32(here * block_bytes))
+                    load_weights(smem, bars, weights, early, source, units, unit_step, here)
+                    source = np.uint64(source + np.uint64(stage_blocks * unit_bytes))
+                    ahead = np.uint32(ahead - here)
+                    early = np.uint32(early + np.uint32(1))
                 wait_for_previous_grid()
                 allow_next_grid()
-                block = np.uint32(0)
-                while block < early:
-                    load_tokens(
-                        smem, bars, tokens, token_scales, block, row, tokens_bytes, scales_bytes
-                    )
-                    row = np.uint64(row + panel)
-                    block = np.uint32(block + np.uint32(1))
-                stage = early
+                while stage < early:
+                    here = blocks_in_stage(left)
+                    load_tokens(smem, bars, tokens, token_scales, stage, row, panel, here, sizes)
+                    row = np.uint64(row + np.uint64(stage_blocks) * panel)
+                    left = np.uint32(left - here)
+                    stage = np.uint32(stage + np.uint32(1))
                 if stage == np.uint32(stages):
                     stage = np.uint32(0)
                     parity = np.uint32(0)
-            while block < blocks:
+            is_noted = left < k_blocks and expert >= np.int32(0)
+            while left > np.uint32(0):
                 full = np.uint32(np.uint32(first_barrier) + stage)
                 mbarrier_wait(bars, np.uint32(full + np.uint32(stages)), parity)
-                if block == np.uint32(0):
+                if not is_noted:
+                    is_noted = True
                     write_note(words, stage, rows, output_row, token_row, row_block, expert)
+                here = blocks_in_stage(left)
                 if expert < np.int32(0):
                     mbarrier_arrive(bars, full)
                 else:
-                    mbarrier_arrive_expect(bars, full, nbytes)
-                    load_weights(smem, bars, weights, stage, source, units, unit_step)
-                    load_tokens(
-                        smem, bars, tokens, token_scales, stage, row, tokens_bytes, scales_bytes
-                    )
-                    source = np.uint64(source + np.uint64(unit_bytes))
-                    row = np.uint64(row + panel)
+                    mbarrier_arrive_expect(bars, full, np.uint32(here * block_bytes))
+                    load_weights(smem, bars, weights, stage, source, units, unit_step, here)
+                    load_tokens(smem, bars, tokens, token_scales, stage, row, panel, here, sizes)
+                    source = np.uint64(source + np.uint64(stage_blocks * unit_bytes))
+                    row = np.uint64(row + np.uint64(stage_blocks) * panel)
                 stage = np.uint32(stage + np.uint32(1))
                 if stage == np.uint32(stages):
                     stage = np.uint32(0)
                     parity = np.uint32(parity ^ np.uint32(1))
-                block = np.uint32(block + np.uint32(1))
+                left = np.uint32(left - here)
             tile = np.uint32(tile + np.uint32(cuda.gridDim.x))
         if is_first:
             wait_for_previous_grid()

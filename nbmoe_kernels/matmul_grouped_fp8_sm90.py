@@ -26,7 +26,7 @@ A slot with expert id -1 gets rows of 0, whatever scales and bias hold. Columns 
 rows multiply what an earlier tile left, at first zeros, and are not stored.
 
 Synchronisation:
-    cuda.syncthreads   once; barriers, zeroed tokens and the table are there
+    cuda.syncthreads   once; barriers, zeroed tokens and the schedule's table are there
     the ring's mbarriers and the warpgroups' turns: `matmul_fp8_sm90_ring`
 """
 
@@ -51,7 +51,6 @@ from nbmoe_kernels.matmul_fp8_sm90_finish import (
     make_load_tokens,
     weight_row,
 )
-from nbmoe_kernels.matmul_fp8_sm90_fold import make_fill_table
 from nbmoe_kernels.matmul_fp8_sm90_load import make_load_tiles
 from nbmoe_kernels.matmul_fp8_sm90_ring import (
     make_init_barriers,
@@ -161,8 +160,7 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
     a_pointer = "u8" if has_block_scales else "f32"
     first_full, first_note = config.barriers_at // 8, config.notes_at // 4
     consumers, scaler_warp = config.consumers, config.consumers // 32 + 1
-    reallocates, is_folded = config.registers is not None, config.b_format == "mxfp4"
-    fill_table = make_fill_table(config.fold_at)
+    reallocates = config.registers is not None
     producer_registers, consumer_registers = config.registers or (40, 232)
     fewer_registers = set_max_registers(producer_registers, increase=False)
     more_registers = set_max_registers(consumer_registers, increase=True)
@@ -219,8 +217,6 @@ def make_matmul_grouped_fp8_sm90(config: Config, scaling: str, scale_type: str) 
             fence_mbarrier_init()
         if thread < np.uint32(consumers):
             clear_tokens(bars)
-            if is_folded:
-                fill_table(smem)
             fence_proxy_async_shared()
         elif thread < np.uint32(consumers + 32):
             build_table(words, expert_start, expert_ids, num_active, num_rows)

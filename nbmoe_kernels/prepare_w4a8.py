@@ -27,9 +27,11 @@ from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.prepared_w4a8 import (
     CODE_BYTES,
     LARGEST_POWER,
+    LEAST_USUAL,
     NAN_POWER,
     POWER_BIAS,
     UNIT_BYTES,
+    UNUSUAL,
 )
 
 THREADS = 128
@@ -167,7 +169,9 @@ def make_prepare_w4a8() -> Kernel:
                         np.int32(np.int32(byte) - of_row) + np.int32(POWER_BIAS)
                     ) & np.uint32(15)
                 if byte == _NAN_BYTE:
-                    power = np.uint32(NAN_POWER)
+                    power = np.uint32(NAN_POWER | UNUSUAL)
+                if power < np.uint32(LEAST_USUAL):
+                    power = np.uint32(power | np.uint32(UNUSUAL))
                 powers = np.uint32(powers | np.uint32(power << np.uint32(8 * r)))
         at = at_unit + np.uint64(CODE_BYTES) + np.uint64(np.uint32(thread << _ONE))
         halves[at >> np.uint64(1)] = np.uint16(powers)

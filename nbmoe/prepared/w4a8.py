@@ -23,9 +23,11 @@ from nbmoe.layouts import ceil_div
 from nbmoe_kernels.prepared_w4a8 import (
     CODE_BYTES,
     LARGEST_POWER,
+    LEAST_USUAL,
     NAN_POWER,
     POWER_BIAS,
     UNIT_BYTES,
+    UNUSUAL,
 )
 
 Array = npt.NDArray[Any]
@@ -99,6 +101,7 @@ def pack_w4a8_weights(weight: Array, b_scales: Array) -> PreparedW4A8Weights:
     if (powers < -POWER_BIAS).any():
         raise ValueError("a row's scales span more than 2^14")
     indices = np.where(scales == _NAN_BYTE, NAN_POWER, powers + POWER_BIAS).astype(np.uint8)
+    indices[(indices < LEAST_USUAL) | (indices == NAN_POWER)] |= UNUSUAL
     down, across = unit_grid(n, k)
     grid = np.zeros((experts, down * _UNIT_ROWS, across * (_UNIT_K // BLOCK)), np.uint8)
     grid[:, :n, : k // BLOCK] = indices
@@ -137,6 +140,7 @@ def folded_codes(prepared: PreparedW4A8Weights) -> Array:
     magnitude, sign = (x.transpose(order).reshape(shape) for x in (magnitude, sign))
     tails = data[..., CODE_BYTES:].reshape(experts, down, across, 4, 8, 4, 2)
     powers = tails.transpose(0, 1, 3, 4, 6, 2, 5).reshape(*shape[:2], -1).repeat(BLOCK, axis=-1)
+    powers = powers & ~np.uint8(UNUSUAL)
     values = codecs.decode_e2m1(magnitude.astype(np.uint8)).astype(np.float32)
     values = np.ldexp(values, powers.astype(np.int32) - POWER_BIAS)
     codes = codecs.encode_e4m3(values.astype(np.float32)).view(np.uint8)

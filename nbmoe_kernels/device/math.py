@@ -34,6 +34,12 @@ def bits_f32(x):
     return np.uint32(x).view(np.float32)
 
 
+@device_op("u32(u32 x)", ptx="{ .reg .u32 t; mov.u32 t, 256; dp2a.lo.u32.u32 <ret>, <x>, t, 0; }")
+def upper_half(x):
+    """x >> 16 by the unit that multiplies: for code whose masks and shifts fill the other one."""
+    return np.uint32(x >> np.uint32(16))
+
+
 @device_op("f32(f32 a, f32 b)", ptx="add.rn.f32 <ret>, <a>, <b>;")
 def add_rn(a, b):
     """a + b, one rounding to nearest even."""

@@ -41,24 +41,24 @@ def _text(n: int, first: int, last: int) -> str:
     return " ".join([*lines, "}"])
 
 
-def _text_of_registers(n: int) -> str:
+def _text_of_registers(n: int, displacement: int) -> str:
     lines = [
-        "{ .reg .b32 rb, nb, high; .reg .b64 db;",
-        f"shr.u32 rb, <b>, 4; or.b32 rb, rb, {_DESCRIPTOR_LOW}; mov.u32 high, {_DESCRIPTOR_HIGH};",
+        "{ .reg .b32 high; .reg .b64 first, d;",
+        f"mov.u32 high, {_DESCRIPTOR_HIGH}; mov.b64 first, {{<descriptor>, high}};",
     ]
     for step in range(_STEPS):
         words = ", ".join(f"<a{4 * step + i}>" for i in range(4))
         lines += [
-            f"add.u32 nb, rb, {2 * step}; mov.b64 db, {{nb, high}};",
+            f"add.s64 d, first, {displacement // 16 + 2 * step};",
             f"wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 "
-            f"<acc>, {{{words}}}, db, {int(step > 0)}, 1, 1;",
+            f"<acc>, {{{words}}}, d, {int(step > 0)}, 1, 1;",
         ]
     return " ".join([*lines, "}"])
 
 
-def _footprint(name: str, rows: int, first: int, last: int):
+def _footprint(name: str, rows: int, first: int, last: int, displacement: int):
     def offsets(operands):
-        start = int(np.ravel(operands[f"{name}_index"])[0])
+        start = int(np.ravel(operands[f"{name}_index"])[0]) + displacement
         columns = np.arange(first * _STEP_BYTES, last * _STEP_BYTES)
         linear = start + _ROW_BYTES * np.arange(rows)[:, None] + columns
         return (linear ^ ((linear >> 7 & 7) << 4)).ravel()
@@ -66,8 +66,8 @@ def _footprint(name: str, rows: int, first: int, last: int):
     return offsets
 
 
-def _operand(name: str, rows: int, first: int = 0, last: int = _STEPS):
-    footprint = _footprint(name, rows, first, last)
+def _operand(name: str, rows: int, first: int = 0, last: int = _STEPS, *, displacement: int = 0):
+    footprint = _footprint(name, rows, first, last, displacement)
     return reads(name, proxy="async", footprint=footprint, align=1024)
 
 
@@ -115,40 +115,44 @@ def wgmma_fp8_block(n: int, first: int = 0, last: int = _STEPS):
 
 
 @op_factory
-def wgmma_fp8_block_of_registers(n: int):
-    """The op ``(acc, a0, ..., a15, b, b_index)``: as `wgmma_fp8_block`, with A in registers.
+def wgmma_fp8_block_of_registers(n: int, displacement: int = 0):
+    """The op ``(acc, a0, ..., a15, descriptor, b, b_index)``: as `wgmma_fp8_block`, A in registers.
+
+    B begins ``displacement`` bytes after ``b[b_index]``, and ``descriptor`` is
+    `nbmoe_kernels.device.wgmma_block.operand_descriptor` of that place.
 
     Args:
         n: columns, a multiple of 8 up to 256.
+        displacement: see above, a multiple of 1024 [bytes].
     """
-    if n % 8 or not 8 <= n <= 256:
-        raise ValueError(f"wgmma_fp8_block: n: expected a multiple of 8 in 8..256, got {n}")
     words = ", ".join(f"u32 a{i}" for i in range(16))
 
     @device_op(
-        f"void(f32[{n // 2}] acc, {words}, shared u8* b)",
+        f"void(f32[{n // 2}] acc, {words}, u32! descriptor, shared u8* b)",
         scope=Scope.WARPGROUP,
         timing=Timing.ASYNC,
         group="wgmma",
-        ptx=_text_of_registers(n),
-        effects=(_operand("b", n),),
+        ptx=_text_of_registers(n, displacement),
+        effects=(_operand("b", n, displacement=displacement),),
         min_cc=(9, 0),
-        name=f"wgmma_m64n{n}k128_e4m3_registers",
+        name=f"wgmma_m64n{n}k128_e4m3_registers_{displacement}",
     )
     def product(
-        acc, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, b, b_index
-    ):
+        acc, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15,
+        descriptor, b, b_index
+    ):  # fmt: skip
         tile = gather_accumulators(acc)
         tile[:] = 0
+        first = b_index + np.uint32(displacement)
         # Steps in ascending order: each sum is cut before the next.
         left = gather_rows(a0, a1, a2, a3)
-        step_e4m3(left.view(np.uint8), read_operand(b, b_index, n), tile)
+        step_e4m3(left.view(np.uint8), read_operand(b, first, n), tile)
         left = gather_rows(a4, a5, a6, a7)
-        step_e4m3(left.view(np.uint8), read_operand(b, b_index + np.uint32(32), n), tile)
+        step_e4m3(left.view(np.uint8), read_operand(b, first + np.uint32(32), n), tile)
         left = gather_rows(a8, a9, a10, a11)
-        step_e4m3(left.view(np.uint8), read_operand(b, b_index + np.uint32(64), n), tile)
+        step_e4m3(left.view(np.uint8), read_operand(b, first + np.uint32(64), n), tile)
         left = gather_rows(a12, a13, a14, a15)
-        step_e4m3(left.view(np.uint8), read_operand(b, b_index + np.uint32(96), n), tile)
+        step_e4m3(left.view(np.uint8), read_operand(b, first + np.uint32(96), n), tile)
         scatter_accumulators(tile, acc)
 
     return product

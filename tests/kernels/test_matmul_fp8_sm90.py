@@ -9,7 +9,9 @@ from numba import config as numba_config
 
 import emulate
 from nbmoe import reference
+from nbmoe.layouts import interleave_scales
 from nbmoe.prepared.fp8 import pack_fp8_tokens, pack_fp8_weights
+from nbmoe.prepared.w4a8 import folded_codes, pack_w4a8_weights
 from nbmoe_kernels import config_report
 from nbmoe_kernels import heuristics_fp8_sm90 as heuristics
 from nbmoe_kernels import matmul_fp8_sm90_ring as ring
@@ -51,6 +53,44 @@ def run(config, problem, **options):
     """The kernel's output and the reference's, of the rows that slots own."""
     tokens = pack_fp8_tokens(problem.hidden, problem.a_scales, problem.starts)
     weights = pack_fp8_weights(problem.weight)
+    block_scales = {"scaling": "block128", "scale_type": "f32"}
+    expected = reference.grouped_dynamic_scaled_fp8_matmul(*problem.arguments(), numerics="e4m3")
+    a_scales, b_scales = tokens.scales.view(np.uint8), problem.b_scales
+    return launch(
+        config, problem, tokens, weights, a_scales, b_scales, block_scales, expected, options
+    )
+
+
+def run_folded(config, problem, **options):
+    """The same of MXFP4 weights."""
+    experts, n, k = problem.weight.shape
+    rng = np.random.default_rng(5)
+    codes = rng.integers(0, 256, (experts, n, k // 2), dtype=np.uint8)
+    scales = rng.integers(121, 133, (experts, n, k // 32), dtype=np.uint8)
+    weights = pack_w4a8_weights(codes, interleave_scales(scales))
+    tokens = pack_fp8_tokens(problem.hidden, problem.a_scales, problem.starts)
+    row_scales = {
+        "scaling": "rowwise",
+        "scale_type": "f32",
+        "a_scale_stride": 1,
+        "b_scale_strides": (n, 1),
+    }
+    expected = reference.grouped_rowwise_dynamic_scaled_fp8_matmul(
+        problem.hidden,
+        folded_codes(weights),
+        problem.a_scales,
+        weights.scales,
+        problem.starts,
+        problem.expert_ids,
+        numerics="e4m3",
+    )
+    return launch(
+        config, problem, tokens, weights, tokens.scales, weights.scales, row_scales, expected,
+        options,
+    )  # fmt: skip
+
+
+def launch(config, problem, tokens, weights, a_scales, b_scales, scaling, expected, options):
     m, n, k = len(problem.hidden), problem.weight.shape[1], problem.weight.shape[2]
     output = np.full(m * n // 2, 0xFFFFFFFF, np.uint32)
 
@@ -63,13 +103,12 @@ def run(config, problem, **options):
         output,
         tokens.data.reshape(-1),
         weights.data,
-        tokens.scales.reshape(-1).view(np.uint8),
-        problem.b_scales.reshape(-1),
+        a_scales.reshape(-1),
+        b_scales.reshape(-1),
         problem.starts,
         problem.expert_ids,
         problem.bias.reshape(-1).view(np.uint16),
-        scaling="block128",
-        scale_type="f32",
+        **scaling,
         num_active=len(problem.expert_ids),
         num_rows=m,
         n=n,
@@ -78,7 +117,6 @@ def run(config, problem, **options):
         config=config,
         num_sms=1,
     )
-    expected = reference.grouped_dynamic_scaled_fp8_matmul(*problem.arguments(), numerics="e4m3")
     used = int(problem.starts[-1])
     return output.view(ml_dtypes.bfloat16).reshape(m, n)[:used], expected[:used]
 
@@ -92,6 +130,17 @@ def test_checker_finds_nothing(config):
     assert got.tobytes() == expected.tobytes()
     masked = make_problem([3, 0, 9, 1], 24, 136, expert_ids=[2, 1, -1, 0])
     got, expected = run(config, masked, engine="checked")
+    assert got.tobytes() == expected.tobytes()
+
+
+# Fewer stages than a tile has, several tiles a block, a stage that is not full.
+@no_simulator
+@pytest.mark.parametrize("config", [SMALL, PAIR], ids=["small", "pair"])
+@pytest.mark.parametrize("k", [640, 512])
+def test_checker_finds_nothing_of_folded_weights(config, k):
+    config = replace(config, stages=2, blocks_per_sm=1, b_format="mxfp4")
+    problem = make_problem([3, 0, 9, 1], 136, k, rowwise=True, expert_ids=[2, 1, 0, -1])
+    got, expected = run_folded(config, problem, engine="checked")
     assert got.tobytes() == expected.tobytes()
 
 
@@ -127,7 +176,7 @@ def test_chosen_shape_fits_and_is_known(slots, rows, b_format):
 # n and k of gate/up, then of down; slots; rows of all.
 QWEN, DEEPSEEK, GPT_OSS = (1536, 2048, 768, 128), (4096, 7168, 2048, 32), (5760, 2880, 2880, 32)
 DEEP, DECODE = "8_16_32_w1_s8_b2", "8_16_32_w1_s4_b4"
-FOLDED_DECODE = "8_16_32_w1_s5_b4"
+FOLDED_DECODE = "8_16_32_w1_s3_b4"
 WIDE = "120_128_136_144_152_w2_s"
 
 
@@ -146,9 +195,9 @@ WIDE = "120_128_136_144_152_w2_s"
         (QWEN, 8, "mxfp4", FOLDED_DECODE, FOLDED_DECODE),
         (DEEPSEEK, 1, "mxfp4", FOLDED_DECODE, FOLDED_DECODE),
         (GPT_OSS, 512, "mxfp4", FOLDED_DECODE, FOLDED_DECODE),
-        (QWEN, 32768, "mxfp4", f"{WIDE}6", f"{WIDE}6"),
-        (DEEPSEEK, 4096, "mxfp4", f"{WIDE}6", f"{WIDE}6"),
-        (GPT_OSS, 16384, "mxfp4", f"{WIDE}6", f"{WIDE}6"),
+        (QWEN, 32768, "mxfp4", f"{WIDE}3", f"{WIDE}3"),
+        (DEEPSEEK, 4096, "mxfp4", f"{WIDE}3", f"{WIDE}3"),
+        (GPT_OSS, 16384, "mxfp4", f"{WIDE}3", f"{WIDE}3"),
     ],
 )
 def test_models_get_the_measured_shape(model, rows, b_format, gate_up, down):

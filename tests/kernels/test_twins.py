@@ -231,6 +231,11 @@ def test_permute_bytes_by_hand():
     assert twin(a, b, np.uint32(0x0741)) == 0x00774411
 
 
+def test_upper_half_by_hand():
+    twin = compiled(device_math.upper_half)
+    assert [twin(np.uint32(x)) for x in (0, 0xFFFF, 0x12345678, 2**32 - 1)] == [0, 0, 0x1234, 65535]
+
+
 def test_e4m3_codes_equal_ml_dtypes():
     x = np.abs(some_floats(8))
     codes = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)

@@ -95,6 +95,36 @@ def test_equals_reference(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert_same(expected, same)
 
 
+@pytest.mark.parametrize("k", [96, 128, 160, 256, 288])
+def test_any_number_of_blocks(kernels: Any, k: int) -> None:
+    """Half a stage of one block, of two, and what is left after whole stages."""
+    problem = make_problem([2, 9], 72, k, rowwise=True, expert_ids=[1, 0])
+    weights = pack_w4a8_weights(*packed(*random_weights(2, 72, k)))
+    tokens = pack_fp8_tokens(problem.hidden, problem.a_scales, problem.starts)
+    arguments = (tokens, weights, None, None, problem.starts, problem.expert_ids)
+    assert_same(kernels(matmul, *arguments), matmul(*arguments, backend="reference"))
+
+
+@pytest.mark.parametrize("powers", [range(15), range(3, 15), [14, 2], [14, 14, 14, 0]])
+def test_each_code_at_each_power(kernels: Any, powers: Any) -> None:
+    """Tokens of one 1 show a column of weights each: code times scale, with no rounding at all."""
+    powers = list(powers)
+    k, columns = 32 * len(powers), [32 * b + c for b in range(len(powers)) for c in range(16)]
+    if in_simulator:
+        columns = columns[::7]
+    codes = np.zeros((1, 8, k), np.uint8)
+    codes[0] = (np.arange(k) + np.arange(8)[:, np.newaxis]) % 16
+    scales = np.broadcast_to(np.array(powers, np.uint8) + 120, (1, 8, len(powers))).copy()
+    ones = np.zeros((len(columns), k), np.uint8)
+    ones[np.arange(len(columns)), columns] = 0x38
+    starts = np.array([0, len(columns)], np.uint32)
+    tokens = pack_fp8_tokens(ones, np.ones((1, len(columns)), np.float32), starts)
+    weights = kernels(ops.prepare_w4a8_weights, *packed(codes, scales))
+    got = kernels(matmul, tokens, weights, None, None, starts, np.zeros(1, np.int32))
+    want = codecs.decode_e2m1(codes[0]) * np.exp2(scales[0].repeat(32, axis=-1) - 127.0)
+    np.testing.assert_array_equal(got.astype(np.float64), want[:, columns].T)
+
+
 def test_misuse() -> None:
     problem = make_problem([3], 8, 128, rowwise=True)
     tokens = pack_fp8_tokens(problem.hidden, problem.a_scales, problem.starts)
