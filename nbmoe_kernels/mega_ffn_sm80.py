@@ -51,7 +51,7 @@ from nbmoe_kernels.mega_ffn_order import (
     segment_of,
     tile_of,
 )
-from nbmoe_kernels.mega_ffn_sm80_config import most_segments
+from nbmoe_kernels.mega_ffn_sm80_config import blocks_per_sm, most_segments
 
 _ZERO = np.uint32(0)
 
@@ -78,6 +78,7 @@ def make_mega_ffn_sm80(
         "u32 has_row_scales, u32 has_up_bias, u32 has_down_bias, f32 alpha, f32 limit",
         threads=config.threads,
         shared_bytes=fused_shared_bytes(config),
+        min_blocks=blocks_per_sm(config),
         name=f"mega_ffn_{config.name}_{'bf16' if match_bf16 else 'f32'}"
         + ("" if activation == "silu" else f"_{activation}"),
     )
@@ -222,8 +223,10 @@ def launch_mega_ffn_sm80(
     up_tiles, down_tiles = (-(-rows // BLOCK_N) for rows in (2 * moe_dim, n))
     assert max(up_tiles, down_tiles) <= 1 << TILE_BITS, "a tile's number has too few bits"
     assert segments <= 1 << SEGMENT_BITS, "a segment's number has too few bits"
-    # A block may wait for what another one makes: one an SM, so that all are there together.
-    blocks = min(segments * (up_tiles + down_tiles), executor.multiprocessors)
+    # A block may wait for what another one makes: no more than fit on the GPU together.
+    blocks = min(
+        segments * (up_tiles + down_tiles), blocks_per_sm(config) * executor.multiprocessors
+    )
     make_mega_ffn_sm80(config, match_bf16, activation).launch(
         executor,
         (blocks if num_rows else 0, 1, 1),

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 from nbmoe_kernels.heuristics import copy_bytes_for, grouped_matmul_config
 from nbmoe_kernels.matmul_config import MatmulConfig
+from nbmoe_kernels.matmul_grouped_swiglu_sm80 import fused_shared_bytes
 from nbmoe_kernels.search import row_blocks
+
+_SM_SHARED_BYTES, _RESERVED_BYTES = 100 * 1024, 1024
+"""Of an SM on the architectures with the least of it (sm_86, sm_89, sm_120), and what the system
+takes of it for every block."""
+_SM_REGISTERS, _THREAD_REGISTERS = 65536, 256
 
 
 def mega_ffn_sm80_config(
@@ -26,3 +32,9 @@ def mega_ffn_sm80_config(
 def most_segments(config: MatmulConfig, num_rows: int, num_slots: int) -> int:
     """How many counters a launch needs: one a row block, some of which have no rows."""
     return row_blocks(num_rows, num_slots, config.block_m)
+
+
+def blocks_per_sm(config: MatmulConfig) -> int:
+    """How many blocks an SM of any architecture holds, however many registers a thread has."""
+    by_memory = _SM_SHARED_BYTES // (fused_shared_bytes(config) + _RESERVED_BYTES)
+    return min(by_memory, _SM_REGISTERS // (config.threads * _THREAD_REGISTERS))

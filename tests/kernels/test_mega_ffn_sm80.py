@@ -18,7 +18,11 @@ from nbmoe_kernels import mega_ffn_sm80 as mega
 from nbmoe_kernels.device import atomics
 from nbmoe_kernels.heuristics import grouped_matmul_configs
 from nbmoe_kernels.mega_ffn_sm80 import launch_mega_ffn_sm80, make_mega_ffn_sm80
-from nbmoe_kernels.mega_ffn_sm80_config import mega_ffn_sm80_config, most_segments
+from nbmoe_kernels.mega_ffn_sm80_config import (
+    blocks_per_sm,
+    mega_ffn_sm80_config,
+    most_segments,
+)
 from tests.emulator.checked.shipped import checking
 from tests.kernels.assemble import assemble
 from tests.kernels.test_mega_ffn_sm90 import CountersError, Problem, problem
@@ -33,6 +37,12 @@ no_simulator = pytest.mark.skipif(
     simulator_enabled(), reason="the emulator's engines do not need it"
 )
 SMALL = Slots((3, 0, 2, 1), (1, 2, 0, -1), 4, 1)
+
+
+@pytest.fixture(autouse=True)
+def _one_block_an_sm(monkeypatch: Any) -> None:
+    """Tests say how many blocks there are by the executor's multiprocessors."""
+    monkeypatch.setattr(mega, "blocks_per_sm", lambda config: 1)
 
 
 def run(p: Problem, schedule: str, blocks: int = 2, **changes: Any) -> set[str]:
@@ -86,22 +96,34 @@ def test_epilogues(fmt: Any, activation: GatedActivation, options: dict[str, Any
     assert run(p, "fifo", **options) == set()
 
 
-def test_no_rows_launch_nothing() -> None:
-    config = mega_ffn_sm80_config("nvfp4", "nvfp4", 64, 64, 2, 0)
+def grids(num_rows: int, multiprocessors: int) -> list[Any]:
+    """Of the launches for so many rows in two slots; a segment has two tiles."""
+    config = mega_ffn_sm80_config("nvfp4", "nvfp4", 64, 64, 2, 8)
     flags = ("up_scales", "down_scales", "row_scales", "up_bias", "down_bias")
+    launched = []
 
-    class Executor:
-        multiprocessors = 2
+    def execute(kernel: Any, grid: Any, args: Any, stream: Any) -> None:
+        launched.append(grid)
 
-        def __call__(self, *launch: Any) -> None:
-            raise AssertionError("launched")
-
+    execute.multiprocessors = multiprocessors  # type: ignore[attr-defined]
     arrays: list[Any] = [None] * 19
     launch_mega_ffn_sm80(
-        Executor(), *arrays, num_active=2, num_rows=0, k=64, moe_dim=64, n=24, match_bf16=True,
-        activation="silu", alpha=1.0, limit=0.0, config=config,
+        execute, *arrays, num_active=2, num_rows=num_rows, k=64, moe_dim=64, n=24,
+        match_bf16=True, activation="silu", alpha=1.0, limit=0.0, config=config,
         **{f"has_{flag}": False for flag in flags},
     )  # fmt: skip
+    return launched
+
+
+def test_no_rows_launch_nothing() -> None:
+    assert grids(0, 2) == []
+
+
+def test_the_grid_is_what_fits_or_has_tiles(monkeypatch: Any) -> None:
+    """Two blocks an SM; 40 rows are 5 segments at most, one row is 2."""
+    monkeypatch.setattr(mega, "blocks_per_sm", blocks_per_sm)
+    assert grids(40, 3) == [(6, 1, 1)]
+    assert grids(1, 100) == [(4, 1, 1)]
 
 
 def _relaxed(monkeypatch: Any) -> None:
@@ -208,6 +230,17 @@ def test_the_operation_asks_for_enough_counters(fmt: str) -> None:
         for rows, slots in itertools.product((1, 7, 8, 9, 129, 1000), (1, 3, 8, 300)):
             enough = ops.mega_ffn_arrival_count_size(rows, slots)
             assert most_segments(config, rows, slots) <= enough
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_blocks_fit_on_every_sm_together(fmt: str) -> None:
+    """Of 100 KiB, 1 KiB of it reserved a block, and 65536 registers, up to 255 a thread."""
+    for config in grouped_matmul_configs(fmt, fmt, 64):
+        blocks = blocks_per_sm(config)
+        kernel = make_mega_ffn_sm80(config)
+        assert blocks >= 1
+        assert blocks * (kernel.shared_bytes + 1024) <= 100 * 1024
+        assert blocks * kernel.threads * 256 <= 65536
 
 
 @needs_compiler
