@@ -6,11 +6,10 @@ the down matmul. C segments make a chunk, and the order is
 
     up(0)  up(1) down(0)  up(2) down(1)  ...  up(last) down(last - 1)  down(last)
 
-chunk by chunk, segments and then tiles ascending. Block b of G does tiles b, b + G, ... in this
-order. A down tile waits for the gate/up tiles of its segment, all of which come before it, so the
-first tile that is not done is never one that waits: any grid finishes whose blocks all run or will
-run. Between them lies a chunk, two tiles a block or more, so that waiting is rare, and what is
-between the matmuls is read soon after it was written. With few segments there is one chunk.
+chunk by chunk, segments and then tiles ascending. Blocks draw tiles in this order
+(`mega_ffn_counters`). A down tile waits for the gate/up tiles of its segment, all of which come
+before it. Between them lies a chunk, two tiles a block or more, so that waiting is rare, and what
+is between the matmuls is read soon after it was written. With few segments there is one chunk.
 """
 
 from collections.abc import Callable

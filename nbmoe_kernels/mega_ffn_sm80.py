@@ -8,7 +8,7 @@ each step as in `matmul_grouped_swiglu_sm80` and `matmul_grouped_sm80`, whose by
 
 Shapes: as theirs; up_weight (E, 2D, K), down_weight (E, N, D); output (M, N) bf16 as u32 words;
 c_packed and c_swiglu_scales are scratch, given twice, as they are written and as they are read;
-counters u32, one a row block, 0 before and after.
+counters u32, 0 before and after, as many as `most_counters` says.
 
 Thread map: blocks are persistent and take tiles of both matmuls, BLOCK_M rows of a slot times 128
 weight rows, in the order of `mega_ffn_order`, whose segments are the row blocks of
@@ -16,8 +16,11 @@ weight rows, in the order of `mega_ffn_order`, whose segments are the row blocks
 `matmul_tile_sm80`. A slot with expert id -1 has no gate/up tiles, and down tiles of 0.
 
 Synchronisation, beside the mainloop's:
-    block barrier   before each tile: nobody reads the last one's shared memory any more
-    counters        gate/up: all threads have stored, block barrier, one adds 1 (release, GPU);
+    block barrier   before each tile: its number is there, and nobody reads the last one's shared
+                    memory any more. Numbers take turns in two words: the next one is written before
+                    the next barrier, which nobody reaches who has not read this one
+    counters        one draws a tile's number while the block does the tile before it;
+                    gate/up: all threads have stored, block barrier, one adds 1 (release, GPU);
                     down: one waits until all tiles of the row block have (acquire, GPU), block
                     barrier. Loads and cp.async are of the generic proxy: nothing else orders them.
                     Then it adds 1 itself; the last down tile puts 0 back, behind all waits
@@ -41,7 +44,13 @@ from nbmoe_kernels.matmul_grouped_swiglu_sm80 import (
     scale_type_of,
 )
 from nbmoe_kernels.matmul_tile_sm80 import make_accumulate, make_locate
-from nbmoe_kernels.mega_ffn_counters import count_tile, leave_counter, wait_for_tiles
+from nbmoe_kernels.mega_ffn_counters import (
+    count_tile,
+    draw_tile,
+    end_draws,
+    leave_counter,
+    wait_for_tiles,
+)
 from nbmoe_kernels.mega_ffn_order import (
     SEGMENT_BITS,
     TILE_BITS,
@@ -51,9 +60,13 @@ from nbmoe_kernels.mega_ffn_order import (
     segment_of,
     tile_of,
 )
-from nbmoe_kernels.mega_ffn_sm80_config import blocks_per_sm, most_segments
+from nbmoe_kernels.mega_ffn_sm80_config import (
+    blocks_per_sm,
+    mega_ffn_shared_bytes,
+    most_segments,
+)
 
-_ZERO = np.uint32(0)
+_ZERO, _ONE = np.uint32(0), np.uint32(1)
 
 
 @functools.cache
@@ -64,7 +77,8 @@ def make_mega_ffn_sm80(
     fragments, scale_type = config.fragments, scale_type_of(config)
     locate, accumulate = make_locate(config), make_accumulate(config)
     fuse_tile, store_tile = make_fuse_tile(config, match_bf16, activation), make_store_tile(config)
-    find_item = make_find_item()
+    find_item, numbers_at = make_find_item(), fused_shared_bytes(config) // 4
+    assert numbers_at % 2 == 0, "the two words differ in one bit"
 
     @kernel(
         f"global u32* output, global u32* c_packed, global {scale_type}* c_swiglu_scales, "
@@ -77,7 +91,7 @@ def make_mega_ffn_sm80(
         "u32 up_n, u32 up_k, u32 down_n, u32 down_k, u32 has_up_scales, u32 has_down_scales, "
         "u32 has_row_scales, u32 has_up_bias, u32 has_down_bias, f32 alpha, f32 limit",
         threads=config.threads,
-        shared_bytes=fused_shared_bytes(config),
+        shared_bytes=mega_ffn_shared_bytes(config),
         min_blocks=blocks_per_sm(config),
         name=f"mega_ffn_{config.name}_{'bf16' if match_bf16 else 'f32'}"
         + ("" if activation == "silu" else f"_{activation}"),
@@ -125,47 +139,58 @@ def make_mega_ffn_sm80(
         down_tiles = np.uint32(np.uint32(down_n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
         up_factors = (up_scales, a_row_scales, up_bias, has_up_scales, has_row_scales, has_up_bias)
         down_factors = (down_scales, a_row_scales, down_bias, has_down_scales, _ZERO, has_down_bias)
-        grid = np.uint32(cuda.gridDim.x)
-        chunk = chunk_segments(grid, up_tiles)
+        chunk = chunk_segments(np.uint32(cuda.gridDim.x), up_tiles)
         items = np.uint32(segments * np.uint32(up_tiles + down_tiles))
         acc = cuda.local.array((fragments, 4), np.float32)
-        index = np.uint32(cuda.blockIdx.x)
+        number, place, index = _ZERO, np.uint32(numbers_at), _ZERO
+        if thread == _ZERO:
+            number = draw_tile(counters)
         while index < items:
-            word = find_item(index, segments, chunk, up_tiles, down_tiles)
-            segment, is_down = segment_of(word), is_down_tile(word)
-            first_column = np.uint32(tile_of(word) * np.uint32(BLOCK_N))
-            located = locate(
-                expert_start, a_scale_offsets, expert_ids, num_active, num_rows, segment
-            )
-            _, expert, tile, tile_row, first_row, rows = located
-            for i in unroll(range(fragments)):
-                for j in unroll(range(4)):
-                    acc[i, j] = np.float32(0.0)
+            if thread == _ZERO:
+                smem[place] = number
             cuda.syncthreads()
-            if rows > _ZERO and is_down:
-                if expert >= np.int32(0):
-                    if thread == _ZERO:
-                        wait_for_tiles(counters, segment, up_tiles)
-                        leave_counter(counters, segment, up_tiles, down_tiles)
-                    cuda.syncthreads()
-                    accumulate(
-                        acc, smem, c_bytes, down_weight, c_scale_bytes, down_b_scales, _ZERO, tile,
-                        tile_row, first_row, rows, expert, first_column, down_n, down_k,
-                    )  # fmt: skip
-                store_tile(acc, output, expert, first_row, rows, first_column, down_n, down_factors)
-            elif rows > _ZERO and expert >= np.int32(0):
-                accumulate(
-                    acc, smem, hidden, up_weight, a_scales, up_b_scales, _ZERO, tile, tile_row,
-                    first_row, rows, expert, first_column, up_n, up_k,
-                )  # fmt: skip
-                fuse_tile(
-                    acc, smem, c_packed, c_swiglu_scales, located, first_column, up_n,
-                    c_input_scales, up_factors, alpha, limit,
-                )  # fmt: skip
-                cuda.syncthreads()
+            index = smem[place]
+            place = np.uint32(place ^ _ONE)
+            if index < items:
                 if thread == _ZERO:
-                    count_tile(counters, segment)
-            index = np.uint32(index + grid)
+                    number = draw_tile(counters)
+                word = find_item(index, segments, chunk, up_tiles, down_tiles)
+                segment, is_down = segment_of(word), is_down_tile(word)
+                first_column = np.uint32(tile_of(word) * np.uint32(BLOCK_N))
+                located = locate(
+                    expert_start, a_scale_offsets, expert_ids, num_active, num_rows, segment
+                )
+                _, expert, tile, tile_row, first_row, rows = located
+                for i in unroll(range(fragments)):
+                    for j in unroll(range(4)):
+                        acc[i, j] = np.float32(0.0)
+                if rows > _ZERO and is_down:
+                    if expert >= np.int32(0):
+                        if thread == _ZERO:
+                            wait_for_tiles(counters, segment, up_tiles)
+                            leave_counter(counters, segment, up_tiles, down_tiles)
+                        cuda.syncthreads()
+                        accumulate(
+                            acc, smem, c_bytes, down_weight, c_scale_bytes, down_b_scales, _ZERO,
+                            tile, tile_row, first_row, rows, expert, first_column, down_n, down_k,
+                        )  # fmt: skip
+                    store_tile(
+                        acc, output, expert, first_row, rows, first_column, down_n, down_factors
+                    )
+                elif rows > _ZERO and expert >= np.int32(0):
+                    accumulate(
+                        acc, smem, hidden, up_weight, a_scales, up_b_scales, _ZERO, tile, tile_row,
+                        first_row, rows, expert, first_column, up_n, up_k,
+                    )  # fmt: skip
+                    fuse_tile(
+                        acc, smem, c_packed, c_swiglu_scales, located, first_column, up_n,
+                        c_input_scales, up_factors, alpha, limit,
+                    )  # fmt: skip
+                    cuda.syncthreads()
+                    if thread == _ZERO:
+                        count_tile(counters, segment)
+            elif thread == _ZERO:
+                end_draws(counters, index, items)
 
     return mega_ffn_sm80
 
@@ -216,14 +241,14 @@ def launch_mega_ffn_sm80(
     Args:
         c_packed: scratch, (M, bytes of D codes).
         c_swiglu_scales: scratch, with the tiles of ``a_scales``.
-        counters: u32, 0; at least `most_segments` of them.
+        counters: u32, 0; at least `most_counters` of them.
         config: see `nbmoe_kernels.mega_ffn_sm80_config.mega_ffn_sm80_config`.
     """
     segments = most_segments(config, num_rows, num_active)
     up_tiles, down_tiles = (-(-rows // BLOCK_N) for rows in (2 * moe_dim, n))
     assert max(up_tiles, down_tiles) <= 1 << TILE_BITS, "a tile's number has too few bits"
     assert segments <= 1 << SEGMENT_BITS, "a segment's number has too few bits"
-    # A block may wait for what another one makes: no more than fit on the GPU together.
+    # More blocks than are on the GPU together would find no tile left.
     blocks = min(
         segments * (up_tiles + down_tiles), blocks_per_sm(config) * executor.multiprocessors
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 from nbmoe_kernels.heuristics import copy_bytes_for, grouped_matmul_config
 from nbmoe_kernels.matmul_config import MatmulConfig
 from nbmoe_kernels.matmul_grouped_swiglu_sm80 import fused_shared_bytes
+from nbmoe_kernels.mega_ffn_counters import NEXT_TILE
 from nbmoe_kernels.search import row_blocks
 
 _SM_SHARED_BYTES, _RESERVED_BYTES = 100 * 1024, 1024
@@ -30,11 +31,21 @@ def mega_ffn_sm80_config(
 
 
 def most_segments(config: MatmulConfig, num_rows: int, num_slots: int) -> int:
-    """How many counters a launch needs: one a row block, some of which have no rows."""
+    """How many segments there are: the row blocks, some of which have no rows."""
     return row_blocks(num_rows, num_slots, config.block_m)
+
+
+def most_counters(config: MatmulConfig, num_rows: int, num_slots: int) -> int:
+    """How many counters a launch has use for."""
+    return NEXT_TILE + most_segments(config, num_rows, num_slots)
+
+
+def mega_ffn_shared_bytes(config: MatmulConfig) -> int:
+    """Of a block: the fused matmul's, and two tiles' numbers."""
+    return fused_shared_bytes(config) + 8
 
 
 def blocks_per_sm(config: MatmulConfig) -> int:
     """How many blocks an SM of any architecture holds, however many registers a thread has."""
-    by_memory = _SM_SHARED_BYTES // (fused_shared_bytes(config) + _RESERVED_BYTES)
+    by_memory = _SM_SHARED_BYTES // (mega_ffn_shared_bytes(config) + _RESERVED_BYTES)
     return min(by_memory, _SM_REGISTERS // (config.threads * _THREAD_REGISTERS))

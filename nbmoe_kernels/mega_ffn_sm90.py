@@ -12,7 +12,7 @@ way while the gate/up matmul ends.
 
 Shapes: tokens and middle prepared (`nbmoe_kernels.prepared_tokens`), (K64, R, 128) and (D64, R,
 128) bytes; up_weights (E, 2D, K) and down_weights (E, N, D) prepared; output bf16 (M, N) as u32
-words; counters u32, one a segment (`most_segments`), 0 before and after; the rest as in
+words; counters u32, 0 before and after, as many as `most_counters` says; the rest as in
 `matmul_grouped_swiglu_sm90`. Slots of expert -1 get rows of 0.
 
 Thread map and roles are those of `matmul_sm90_body`; the order of tiles is that of
@@ -31,6 +31,7 @@ from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.matmul_sm90_begin import make_begin
 from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig
 from nbmoe_kernels.matmul_sm90_swiglu_tile import Fusion, make_fused_parts
+from nbmoe_kernels.mega_ffn_counters import NEXT_TILE
 from nbmoe_kernels.mega_ffn_order import SEGMENT_BITS, TILE_BITS
 from nbmoe_kernels.mega_ffn_sm90_consumer import make_consume_ffn, make_finish_ffn
 from nbmoe_kernels.mega_ffn_sm90_producer import make_produce_ffn
@@ -41,6 +42,11 @@ from nbmoe_kernels.prepared_weights import k64_count, n64_count
 def most_segments(config: FusedMatmulConfig, num_rows: int, num_slots: int) -> int:
     """How many segments so many rows in so many slots have at most."""
     return num_rows // config.max_width + max(1, min(num_slots, num_rows))
+
+
+def most_counters(config: FusedMatmulConfig, num_rows: int, num_slots: int) -> int:
+    """How many counters a launch has use for."""
+    return NEXT_TILE + most_segments(config, num_rows, num_slots)
 
 
 @functools.cache
@@ -197,7 +203,7 @@ def launch_mega_ffn_sm90(
         num_active: slots that have a part, 1 up to ``config.max_slots``.
         num_slots: slots that tokens and middle are laid out for, at least as many.
         middle: scratch, as u32 words; ``middle_bytes`` is the same memory.
-        counters: u32, 0; at least `most_segments` of them.
+        counters: u32, 0; at least `most_counters` of them.
         routed_before: as for `nbmoe_kernels.matmul_grouped_sm90.launch_matmul_grouped_sm90`.
     """
     assert 1 <= num_active <= config.max_slots, "the table has no place for so many slots"
@@ -205,7 +211,7 @@ def launch_mega_ffn_sm90(
     up_tiles, down_tiles = (-(-rows // config.block_rows) for rows in (2 * moe_dim, n))
     assert max(up_tiles, down_tiles) <= 1 << TILE_BITS, "a tile's number has too few bits"
     assert segments <= 1 << SEGMENT_BITS, "a segment's number has too few bits"
-    # All blocks fit on the GPU together: a block may wait for what another one makes.
+    # More blocks than are on the GPU together would find no tile left.
     blocks = min(
         segments * (up_tiles + down_tiles), config.blocks_per_sm * executor.multiprocessors
     )

@@ -8,6 +8,18 @@ _MOST_WIDTHS = 4
 """With five widths and two ends of a tile a consumer's registers do not hold what all share."""
 
 
+def mega_ffn_pays(moe_dim: int, k: int, num_active: int, total_rows: int) -> bool:
+    """Whether one launch is faster than the kernels that it stands for.
+
+    Args:
+        moe_dim: D.
+        k: columns of the gate/up matmul.
+        num_active: expert slots.
+        total_rows: rows of all slots.
+    """
+    return False
+
+
 def mega_ffn_config(
     a_format: str,
     b_format: str,

@@ -27,7 +27,7 @@ from nbmoe_kernels.matmul_grouped_swiglu_sm90 import (
 from nbmoe_kernels.mega_ffn_sm90 import (
     launch_mega_ffn_sm90,
     make_mega_ffn_sm90,
-    most_segments,
+    most_counters,
 )
 from nbmoe_kernels.prepared_tokens import ROW_BYTES, token_rows
 from nbmoe_kernels.prepared_weights import UNIT_KINDS, k64_count, prepared_bytes
@@ -202,7 +202,7 @@ def _ffn(config: Any, match_bf16: bool, activation: str, has_slots: bool, execut
         unwritten(routing.rows * n // 2),
         middle,
         middle.view(np.uint8),
-        np.zeros(most_segments(config, routing.rows, slots), np.uint32),
+        np.zeros(most_counters(config, routing.rows, slots), np.uint32),
         given["tokens"],
         given["weights"],
         _units(random, config.b_format, 2, n, moe_dim),

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nbmoe.graphs import Graph
+
 Call = Callable[[Any], Any]
 """Enqueues work on a stream."""
 Launch = Callable[[], Any]
@@ -43,7 +45,6 @@ class Timer:
     """Measures on one stream of the current device, with a cold L2 before every run."""
 
     def __init__(self) -> None:
-        from cuda.bindings import driver
         from cuda.core import Device, EventOptions
 
         from nbmoe.backend import executor
@@ -51,13 +52,12 @@ class Timer:
         self.device = Device()
         self.device.set_current()
         self.stream = self.device.create_stream()
-        self._driver = driver
         self._options = EventOptions(timing_enabled=True)
         self._written = self.device.allocate(FLUSH_BYTES, stream=self.stream)
         self._read = self.device.allocate(FLUSH_BYTES, stream=self.stream)
         self._read.fill(0, stream=self.stream)
         self._executor = executor("gpu")
-        self._graphs: list[Any] = []
+        self._graphs: list[Graph] = []
         self._flush(clean=True)
         self.stream.sync()
 
@@ -67,26 +67,19 @@ class Timer:
         Returns:
             What launches the graph. It lives until `forget`.
         """
-        driver, stream = self._driver, int(self.stream.handle)
-        self._ask(driver.cuCtxSynchronize())  # what the call reads may come from another stream
+        stream = int(self.stream.handle)
+        self.device.sync()  # what the call reads may come from another stream
         call(self.stream)
         self.stream.sync()
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        self._ask(driver.cuStreamBeginCapture(stream, mode))
-        try:
-            call(self.stream)
-        finally:
-            graph = self._ask(driver.cuStreamEndCapture(stream))
-        executable = self._ask(driver.cuGraphInstantiate(graph, 0))
-        self._graphs.append((graph, executable))
-        return lambda: self._ask(driver.cuGraphLaunch(executable, stream))
+        graph = Graph(lambda: call(self.stream), stream)
+        self._graphs.append(graph)
+        return lambda: graph.launch(stream)
 
     def forget(self) -> None:
         """Destroys all graphs."""
         self.stream.sync()
-        for graph, executable in self._graphs:
-            self._driver.cuGraphExecDestroy(executable)
-            self._driver.cuGraphDestroy(graph)
+        for graph in self._graphs:
+            graph.destroy()
         self._graphs.clear()
 
     def measure(self, launch: Launch, runs: int = 15) -> Times:
@@ -136,12 +129,6 @@ class Timer:
             times.append((time.perf_counter() - begin) / launches * 1e6)
         self.stream.sync()
         return spread(times[1:])
-
-    def _ask(self, answer: tuple[Any, ...]) -> Any:
-        error, *values = answer
-        if int(error):
-            raise RuntimeError(f"the CUDA driver answers {error!r}")
-        return values[0] if values else None
 
 
 def spread(times: list[float]) -> Spread:

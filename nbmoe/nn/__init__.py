@@ -1,5 +1,6 @@
 """Layers: routing, experts and combination in one object."""
 
+from nbmoe.nn.captured import CapturedLayer
 from nbmoe.nn.gate import MoEGate
 from nbmoe.nn.layer import MoELayer
 from nbmoe.nn.moe import MoE, make_layer
@@ -12,6 +13,7 @@ from nbmoe.nn.trace import MoETrace
 from nbmoe.nn.workspace import Workspace
 
 __all__ = [
+    "CapturedLayer",
     "GateUpFormat",
     "MoE",
     "MoEGate",

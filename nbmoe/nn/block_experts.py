@@ -19,6 +19,7 @@ from nbmoe.nn.run import Groups, Run
 from nbmoe.prepared.tokens import token_shape
 from nbmoe.strategies import NvMxf4f8Strategy
 from nbmoe_kernels.heuristics_sm90 import fusing_pays
+from nbmoe_kernels.mega_ffn_sm90_config import mega_ffn_pays
 
 FUSED_STAGE = "gate_up + activation"
 
@@ -33,15 +34,16 @@ class BlockExperts:
 
     The fused path multiplies, activates and quantizes in one kernel, for which gate and up rows
     alternate. The chained path does it in two and gives the same bytes; it also takes an
-    activation that is a function. Prepared weights and tokens change no byte either.
+    activation that is a function. Prepared weights and tokens change no byte either, nor does
+    `mega_ffn_nvfp4`, which does all but the first step in one launch.
 
     Attributes:
         num_experts: E.
         hidden_size: H [elements].
         moe_dim: D [elements].
         strategy: What quantizes and multiplies.
-        fused: Whether the path is the fused one. With prepared weights it takes two kernels where
-            they are faster than one.
+        fused: Whether the path is the fused one. With prepared weights it takes two kernels, or
+            one for down, too, where that is faster; a trace takes the one with the stages' names.
         interleaved: Whether gate and up rows alternate on either path.
         prepared: Whether weights and tokens are prepared (`nbmoe.prepared`).
     """
@@ -93,6 +95,8 @@ class BlockExperts:
         shape = (rows, 2 * self.moe_dim)
         with run.stage("quantize"):
             hidden = self._quantize(x, groups, run)
+        if self.fused and self.prepared and not run.keeps and self._takes_mega_ffn(rows):
+            return self._mega_ffn(hidden, groups, run)
         if self.fused:
             with run.stage(FUSED_STAGE):
                 inner = self._fused(hidden, groups, run)
@@ -141,6 +145,44 @@ class BlockExperts:
                 out=out,
                 stream=run.stream,
             ),
+        )
+
+    def _takes_mega_ffn(self, rows: int) -> bool:
+        return mega_ffn_pays(self.moe_dim, self.hidden_size, self.num_experts, rows)
+
+    def _mega_ffn(self, hidden: Operands, groups: Groups, run: Run) -> Any:
+        placed, rows, slots = self._placed, groups.rows, self.num_experts
+        starts, _, ids = groups.slots
+        # A buffer is 0 when it is made, and every launch leaves its counters at 0.
+        counters = run.scratch(
+            "mega_ffn_counters", (ops.mega_ffn_arrival_count_size(rows, slots),), np.uint32
+        )
+        size = ops.mega_ffn_workspace_size(rows, slots, self.moe_dim)
+        return ops.mega_ffn_nvfp4(
+            run.array("down", (rows, self.hidden_size), BFLOAT16),
+            hidden[0],
+            placed.gate_up,
+            None,
+            None,
+            placed.down,
+            None,
+            starts,
+            ids,
+            None,
+            placed.gate_up_expert_scales,
+            placed.down_expert_scales,
+            placed.down_inverse_input_scales,
+            rows,
+            slots,
+            slots,
+            counters,
+            clamp_activation=self._activation.limit > 0,
+            activation=self._activation,
+            gate_up_bias=placed.gate_up_bias,
+            down_bias=placed.down_bias,
+            routed_before=True,
+            workspace=run.scratch("inner_tokens", (size,), np.uint8),
+            **run.options,
         )
 
     def _gate_up(self, hidden: Operands, out: Any, groups: Groups, run: Run) -> Any:

@@ -11,6 +11,7 @@ from nbmoe import arrays, ops
 from nbmoe.arrays import BFLOAT16, Array, Kind, describe, to_backend, to_numpy
 from nbmoe.backend import Backend
 from nbmoe.errors import DTypeError, ShapeError, message
+from nbmoe.nn.captured import CapturedLayer
 from nbmoe.nn.experts import Experts
 from nbmoe.nn.gate import MoEGate
 from nbmoe.nn.run import Groups, Run, one_group
@@ -32,13 +33,13 @@ class MoELayer:
     first call with a number of tokens, or with more, the only memory that a call asks for is its
     result's, and with `out=` none. So one layer object serves one stream at a time.
 
-    A call can be captured in a CUDA graph if `x` and `out=` are on the GPU and a call with as many
-    tokens came before: that one loads kernels and makes room, which a capture refuses to. The graph
-    holds addresses of weights and buffers and may rely on them as long as the layer exists,
-    whatever calls, captures and larger sizes follow: the layer keeps what it outgrows (`Workspace`
-    says how little that is; after `reserve` of the largest size, nothing). Keeping the layer, `x`
-    and `out` is up to the caller, and so is one order for all replays and calls of a layer, because
-    they share buffers.
+    `capture` makes a CUDA graph of a call. By hand, a call can be captured if `x` and `out=` are on
+    the GPU and a call with as many tokens came before: that one loads kernels and makes room, which
+    a capture refuses to. The graph holds addresses of weights and buffers and may rely on them as
+    long as the layer exists, whatever calls, captures and larger sizes follow: the layer keeps what
+    it outgrows (`Workspace` says how little that is; after `reserve` of the largest size, nothing).
+    Keeping the layer, `x` and `out` is up to the caller, and so is one order for all replays and
+    calls of a layer, because they share buffers.
 
     Attributes:
         backend: The `nbmoe.backend.Backend` that runs the kernels, with the reason for the choice.
@@ -151,6 +152,18 @@ class MoELayer:
             tokens: T.
         """
         self(np.zeros((tokens, self.hidden_size), BFLOAT16))
+
+    def capture(self, tokens: int) -> CapturedLayer:
+        """The layer for `tokens` tokens as one CUDA graph; see `CapturedLayer`.
+
+        Args:
+            tokens: T, 1 or more.
+
+        Raises:
+            ArgTypeError, RangeError: `tokens` is no int of at least 1.
+            DeviceError: The backend is not gpu.
+        """
+        return CapturedLayer(self, tokens)
 
     def _forward(self, x: Any, tokens: int, run: Run, out: Any) -> Any:
         if out is None:

@@ -63,10 +63,10 @@ def mega_ffn_nvfp4(
     operands (compute capability 9.0) are of any pair of formats that the matmuls multiply. Nothing
     is allocated, copied or waited for beside the launch if there is a `workspace`.
 
-    `arrival_count` is a kernel's memory of which rows are ready for down: zero it once, and every
-    call leaves it at 0, in CUDA graphs, too. A launch's blocks wait for each other, so they have to
-    be on the GPU together: two launches at the same time, on two streams, may wait for ever. A call
-    refuses to be the second one; of graphs it knows nothing.
+    `arrival_count` is a kernel's memory of which tile is next and which rows are ready for down:
+    zero it once, and every call leaves it at 0, in CUDA graphs, too. Launches that may run at the
+    same time, on two streams, need one each: a call refuses counters that another stream's launch
+    still uses, but knows nothing of graphs.
 
     Args:
         output: (M, N) bfloat16 to write; rows from expert_start_indices[active] on are left alone.
@@ -118,7 +118,7 @@ def mega_ffn_nvfp4(
         ScaleError: a scale is missing, NaN, negative or, as a factor, 0.
         UnsupportedError: too many slots for prepared operands.
         WorkspaceError: `arrival_count` or `workspace` is too small, counters are not 0, or a launch
-            of another stream still runs.
+            of another stream still uses them.
     """
     call = Call("mega_ffn_nvfp4", validate)
     flags = {
@@ -155,11 +155,11 @@ def mega_ffn_nvfp4(
     if scratch is None:
         scratch = allocate(call, "workspace", (scratch_bytes(ffn),), PREPARED)
     if chosen.on_gpu:
-        LAUNCHES.check(call, counters.device or 0)
+        LAUNCHES.check(call, counters)
     launch = launch_packed if isinstance(ffn.gate_up, Product) else launch_prepared
     launch(chosen, call, ffn, into, scratch, counters, **flags)
     if chosen.on_gpu:
-        LAUNCHES.note(call, counters.device or 0)
+        LAUNCHES.note(call, counters)
     return into.owner
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from nbmoe.arrays import Array
@@ -12,15 +13,18 @@ from nbmoe.streams import is_capturing
 from nbmoe.validate import Call
 from nbmoe.validate.mega_ffn import FFN
 from nbmoe.validate.product import Product
+from nbmoe_kernels.mega_ffn_counters import NEXT_TILE
 
 _SMALLEST_SEGMENT = 8
 """Rows of the narrowest tile that any kernel has."""
+_REMEMBERED = 256
+"""Arrays of counters whose last launch is known."""
 _ALIGNMENT = 128
 """Of the scale tiles behind the codes [bytes]."""
 
 
 def mega_ffn_arrival_count_size(num_rows: int, num_active_experts: int) -> int:
-    """How many counters `mega_ffn_nvfp4` may touch: one a row block of a slot.
+    """How many counters `mega_ffn_nvfp4` may touch: one a row block of a slot, and one of tiles.
 
     Args:
         num_rows: M, rows of all slots [rows].
@@ -29,7 +33,8 @@ def mega_ffn_arrival_count_size(num_rows: int, num_active_experts: int) -> int:
     Returns:
         Elements of `arrival_count`, whatever the routing.
     """
-    return -(-num_rows // _SMALLEST_SEGMENT) + max(1, min(num_active_experts, num_rows))
+    segments = -(-num_rows // _SMALLEST_SEGMENT) + max(1, min(num_active_experts, num_rows))
+    return NEXT_TILE + segments
 
 
 def mega_ffn_workspace_size(num_rows: int, num_slots: int, moe_dim: int) -> int:
@@ -84,45 +89,47 @@ def check_counters(call: Call, counters: Array, needed: int) -> None:
 
 
 class Launches:
-    """The last launch on each GPU: blocks of two at a time could keep each other from running.
+    """The last launch with each array of counters, which one launch at a time can use.
 
-    Blocks of a launch wait for blocks of the same launch, which must all be on the GPU. Launches
-    that are captured, and replays of graphs, are not known here.
+    Launches that are captured, and replays of graphs, are not known here.
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[int, Any]] = {}
+        self._last: OrderedDict[int, tuple[int, Any]] = OrderedDict()
 
-    def check(self, call: Call, device: int) -> None:
-        """Refuses a launch while that of another stream has not ended.
+    def check(self, call: Call, counters: Array) -> None:
+        """Refuses a launch while one of another stream uses the same counters.
 
         Raises:
-            WorkspaceError: it has not.
+            WorkspaceError: it does.
         """
         from cuda.bindings import driver
 
-        stream, event = self._last.get(device, (call.stream, None))
+        stream, event = self._last.get(counters.pointer, (call.stream, None))
         if event is None or stream == call.stream or is_capturing(call.stream):
             return
         (status,) = driver.cuEventQuery(event)
         if status == driver.CUresult.CUDA_ERROR_NOT_READY:
-            rule = "no launch of another stream that still runs: their blocks could wait for ever"
-            got = f"stream {call.stream:#x} while one of stream {stream:#x} runs"
-            hint = "launch on one stream, or let this one wait for the other"
-            raise WorkspaceError(call.message("stream", rule, got, hint))
+            rule = "counters that no launch of another stream still uses"
+            got = f"those of stream {stream:#x}, which runs, on stream {call.stream:#x}"
+            hint = "give each stream counters of its own, or let this one wait for the other"
+            raise WorkspaceError(call.message("arrival_count", rule, got, hint))
 
-    def note(self, call: Call, device: int) -> None:
+    def note(self, call: Call, counters: Array) -> None:
         """Remembers the launch that was just made, unless it is only being captured."""
         from cuda.bindings import driver
 
         if is_capturing(call.stream):
             return
-        _, event = self._last.get(device, (0, None))
+        _, event = self._last.pop(counters.pointer, (0, None))
         if event is None:
             flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
             _, event = driver.cuEventCreate(flags)
         driver.cuEventRecord(event, call.stream)
-        self._last[device] = call.stream, event
+        self._last[counters.pointer] = call.stream, event
+        if len(self._last) > _REMEMBERED:
+            _, (_, oldest) = self._last.popitem(last=False)
+            driver.cuEventDestroy(oldest)
 
 
 LAUNCHES = Launches()

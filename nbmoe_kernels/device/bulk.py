@@ -42,6 +42,17 @@ def bulk_load(dst, dst_index, src, src_index, nbytes, bar, bar_index):
     bar[bar_index] = advance(bar[bar_index], 0, -n)
 
 
+@device_op(
+    "void(global u8* src, u32 nbytes)",
+    ptx="cp.async.bulk.prefetch.L2.global [<src>], <nbytes>;",
+    effects=(),
+    min_cc=(9, 0),
+)
+def bulk_prefetch(src, src_index, nbytes):
+    """Ask for bytes to be in the L2 cache; nothing may depend on it."""
+    _check_span(src, np.int64(src_index), np.int64(nbytes))
+
+
 _EVICT_FIRST = 0x12F0000000000000
 """The cache policy of bytes that no block asks for again."""
 

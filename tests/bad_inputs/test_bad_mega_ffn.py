@@ -248,25 +248,35 @@ def _check(make: Any, case: Case, recorder: Recorder) -> None:
     assert {name: arguments[name].tobytes() for name in written} == before
 
 
-def test_a_stream_whose_launch_still_runs(monkeypatch: Any) -> None:
-    """F5: another stream waits for the end; the same one, or another GPU, need not."""
+def test_counters_that_another_stream_still_uses(monkeypatch: Any) -> None:
+    """F5: another stream waits for the end; the same one, and other counters, need not."""
     driver = pytest.importorskip("cuda.bindings.driver")
     ready, busy = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY
-    state = {"status": busy}
+    state, destroyed = {"status": busy}, []
     monkeypatch.setattr(driver, "cuEventQuery", lambda event: (state["status"],))
     monkeypatch.setattr(driver, "cuEventCreate", lambda flags: (ready, "event"))
     monkeypatch.setattr(driver, "cuEventRecord", lambda event, stream: (ready,))
+    monkeypatch.setattr(driver, "cuEventDestroy", destroyed.append)
     monkeypatch.setattr(mega_ffn_scratch, "is_capturing", lambda stream: stream == 9)
     launches: Any = Launches()
 
     def call(stream: int) -> Any:
         return SimpleNamespace(stream=stream, message=partial(message, OP))
 
-    launches.note(call(1), 0)
-    launches.check(call(1), 0)
-    launches.check(call(2), 1)
-    launches.check(call(9), 0)
-    with pytest.raises(WorkspaceError, match=r"stream: .* got stream 0x2 while one of stream 0x1"):
-        launches.check(call(2), 0)
+    def counters(pointer: int) -> Any:
+        return SimpleNamespace(pointer=pointer)
+
+    launches.note(call(1), counters(64))
+    launches.note(call(3), counters(128))
+    launches.check(call(1), counters(64))
+    launches.check(call(2), counters(256))
+    launches.check(call(9), counters(64))
+    rule = r"arrival_count: .* got those of stream 0x1, which runs, on stream 0x2.*of its own"
+    with pytest.raises(WorkspaceError, match=rule):
+        launches.check(call(2), counters(64))
     state["status"] = ready
-    launches.check(call(2), 0)
+    launches.check(call(2), counters(64))
+    assert not destroyed
+    for pointer in range(1000, 1256):
+        launches.note(call(1), counters(pointer))
+    assert destroyed == ["event", "event"]

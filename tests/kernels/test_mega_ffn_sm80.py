@@ -21,7 +21,7 @@ from nbmoe_kernels.mega_ffn_sm80 import launch_mega_ffn_sm80, make_mega_ffn_sm80
 from nbmoe_kernels.mega_ffn_sm80_config import (
     blocks_per_sm,
     mega_ffn_sm80_config,
-    most_segments,
+    most_counters,
 )
 from tests.emulator.checked.shipped import checking
 from tests.kernels.assemble import assemble
@@ -160,12 +160,17 @@ def _other_counter(monkeypatch: Any) -> None:
     monkeypatch.setattr(counters, "_count", count)
 
 
+def _number_stays(monkeypatch: Any) -> None:
+    monkeypatch.setattr(mega, "end_draws", lambda array, number, tiles: None)
+
+
 FAULTS: dict[str, tuple[Callable[[Any], None], set[str]]] = {
     "relaxed instead of release": (_relaxed, {"RACE_RAW"}),
     "a count too low": (_waits_for(-1), {"RACE_RAW"}),
     "a count too high": (_waits_for(1), {"DEADLOCK"}),
     "cleared early": (_cleared_early, {"DEADLOCK", "counters are not 0"}),
     "another row block's counter": (_other_counter, {"RACE_RAW", "DEADLOCK"}),
+    "the next tile's number stays": (_number_stays, {"counters are not 0"}),
 }
 
 
@@ -192,7 +197,7 @@ def test_faults_of_the_protocol_are_found(fault: str, monkeypatch: Any) -> None:
 
 
 BARRIERS = {
-    "before the next tile": "RACE_WAR",
+    "before the next tile": "RACE_RAW",
     "behind the wait": "RACE_RAW",
     "before the arrival": "RACE_RAW",
 }
@@ -229,7 +234,7 @@ def test_the_operation_asks_for_enough_counters(fmt: str) -> None:
     for config in grouped_matmul_configs(fmt, fmt, 64):
         for rows, slots in itertools.product((1, 7, 8, 9, 129, 1000), (1, 3, 8, 300)):
             enough = ops.mega_ffn_arrival_count_size(rows, slots)
-            assert most_segments(config, rows, slots) <= enough
+            assert most_counters(config, rows, slots) <= enough
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

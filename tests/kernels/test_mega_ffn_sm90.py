@@ -18,10 +18,11 @@ from nbmoe_kernels import mega_ffn_counters as counters
 from nbmoe_kernels import mega_ffn_order as order
 from nbmoe_kernels import mega_ffn_sm90_counters as hopper_counters
 from nbmoe_kernels.device import atomics
+from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.hopper_limits import lacks_memory
 from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig, fused_matmul_config
-from nbmoe_kernels.mega_ffn_sm90 import launch_mega_ffn_sm90, make_mega_ffn_sm90, most_segments
+from nbmoe_kernels.mega_ffn_sm90 import launch_mega_ffn_sm90, make_mega_ffn_sm90, most_counters
 from nbmoe_kernels.mega_ffn_sm90_config import mega_ffn_config
 from tests.kernels.machine_code import machine_code
 from tests.ops.compare import assert_same
@@ -130,7 +131,7 @@ def run(config: FusedMatmulConfig, p: Problem, executor: Any = None, launches: i
     weights = [pack_weights(x.weight, x.b_scales, format=x.b_format.name) for x in (up, down)]
     output = np.full(s.rows * down.n // 2, 0xAAAAAAAA, np.uint32)
     middle = np.full(token_shape(s.rows, slots, down.k), 0xAA, np.uint8).reshape(-1)
-    counters = np.zeros(most_segments(config, s.rows, slots) + 1, np.uint32)
+    counters = np.zeros(most_counters(config, s.rows, slots) + 1, np.uint32)
     counters[-1] = 0x5EED
     none = np.zeros(4, np.uint32)
 
@@ -275,6 +276,20 @@ def _no_meeting(monkeypatch: Any) -> None:
     monkeypatch.setattr(hopper_counters, "named_barrier_sync", lambda barrier, threads: None)
 
 
+def _number_stays(monkeypatch: Any) -> None:
+    monkeypatch.setattr(hopper_counters, "end_draws", lambda array, number, tiles: None)
+
+
+def _number_returns_early(monkeypatch: Any) -> None:
+    """By the first block that finds no tile."""
+
+    @device_function
+    def end_draws(array: Any, number: Any, tiles: Any) -> None:
+        counters._put(array, np.uint64(0), np.uint32(0))
+
+    monkeypatch.setattr(hopper_counters, "end_draws", end_draws)
+
+
 FAULTS = {
     "relaxed instead of release": (_relaxed, {"RACE_RAW"}),
     "no proxy fence": (_no_proxy_fence, {"RACE_PROXY"}),
@@ -283,6 +298,8 @@ FAULTS = {
     "cleared early": (_cleared_early, {"counters are not 0"}),
     "another block's counter": (_wrong_block, {"RACE_RAW", "DEADLOCK"}),
     "an arrival before others have stored": (_no_meeting, {"RACE_RAW"}),
+    "the next tile's number stays": (_number_stays, {"counters are not 0"}),
+    "it returns early": (_number_returns_early, {"RACE_WAR", "counters are not 0"}),
 }
 
 
@@ -377,6 +394,6 @@ def test_machine_code(rows: int, tmp_path: Any) -> None:
     code = machine_code(made, tmp_path)
     reallocates = config.registers is not None
     assert code.faults(reallocates=reallocates, by_warps=config.warp_products) == []
-    # All blocks of a launch must fit together: a block waits for what others make.
+    # Blocks that are not on the GPU with the others would find no tile left.
     each = -(-code.registers // 8) * 8
     assert config.blocks_per_sm * made.threads * each <= 65536

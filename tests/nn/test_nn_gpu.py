@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbmoe.backend import problem
-from nbmoe.nn import make_layer, random_tokens
+from nbmoe.nn import block_experts, make_layer, random_tokens
 from tests.nn.weights import FORMATS, random_layer, random_stack
 
 pytestmark = [
@@ -78,6 +78,30 @@ def test_graph_of_a_layer(pair: tuple[str, str]) -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert bits(out) == expected(weights, seed)
+
+
+@pytest.mark.parametrize("one_launch", [False, True])
+@pytest.mark.parametrize("pair", [("nvfp4", ""), ("mxfp8", "")], ids="-".join)
+def test_captured_layers(
+    pair: tuple[str, str], one_launch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`capture` at two sizes, replayed in turns on another stream, beside plain calls."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(block_experts, "mega_ffn_pays", lambda *problem: one_launch)
+    weights = weights_of(pair)
+    layer = make_layer(weights, backend="gpu")
+    graphs = [layer.capture(few) for few in (3, 40)]
+    stream = torch.cuda.Stream()
+    for seed in (6, 7, 8):
+        for graph in graphs:
+            tokens = torch_tokens(seed, graph.tokens)
+            x = torch.as_tensor(graph.x, device="cuda").view(torch.int16)
+            x.copy_(tokens.view(torch.int16))
+            torch.cuda.synchronize()
+            out = graph.replay(stream)
+            torch.cuda.synchronize()
+            assert out.copy_to_host().tobytes() == expected(weights, seed, graph.tokens)
+        assert bits(layer(torch_tokens(seed, 9))) == expected(weights, seed, 9)
 
 
 def captured(layer: Any, x: Any, out: Any) -> Any:

@@ -3,8 +3,10 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
+from nbmoe.arrays import to_numpy
 from nbmoe.backend import Backend
 from nbmoe.checkpoints.router import Router
 from nbmoe.errors import ArgTypeError, DeviceError, UnsupportedError
@@ -72,6 +74,46 @@ def test_two_kernels_for_many_rows_give_the_fused_bytes(
     monkeypatch.setattr(block_experts, "fusing_pays", never)
     assert layer(x).tobytes() == expected(weights, x)
     assert calls == [(layer.experts.num_experts, TOKENS * weights.router.top_k)]
+
+
+@pytest.mark.parametrize("pair", [("nvfp4", ""), ("mxfp8", "")], ids="-".join)
+@pytest.mark.parametrize("shared_slot", [True, False])
+def test_one_launch_for_all_of_it_gives_the_same_bytes(
+    pair: tuple[str, str], shared_slot: bool, fast_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again and again with the same counters, for none and for more tokens than before."""
+    if pair[0] != "nvfp4" and fast_backend in ("emulate", "cudasim"):
+        pytest.skip("the emulator compiles one format's kernel; tests/kernels has the others")
+    asked: list[tuple[int, ...]] = []
+
+    def always(*problem: int) -> bool:
+        asked.append(problem)
+        return True
+
+    monkeypatch.setattr(block_experts, "mega_ffn_pays", always)
+    shared = random_stack(8, *pair, experts=1, moe=32, biased=True)
+    weights = random_layer(11, *pair, biased=True, shared=shared)
+    how = {"fused_shared_expert": shared_slot}
+    layer = make(weights, fast_backend, prepared=True, **how)
+    specified = make(weights, "reference", prepared=False, **how)
+    for tokens in (2, 0, 5, 2):
+        x = random_tokens(tokens, 64, seed=tokens)
+        assert layer(x).tobytes() == specified(x).tobytes()
+    rows = 5 * (weights.router.top_k + shared_slot)
+    assert (32, 64, layer.experts.num_experts, rows) in asked
+    # Traces show what lies between: they take the kernels apart.
+    assert layer.trace(x).output.tobytes() == specified(x).tobytes()
+
+
+def test_counters_that_are_not_left_at_0_would_show(
+    fast_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_experts, "mega_ffn_pays", lambda *problem: True)
+    layer = make(random_layer(2, "nvfp4", "nvfp4"), fast_backend, prepared=True)
+    x = random_tokens(TOKENS, 64, seed=3)
+    layer(x)
+    (name,) = (n for n in layer.workspace._buffers if n.endswith("counters"))
+    assert not np.asarray(to_numpy(layer.workspace._buffers[name], np.uint8)).any()
 
 
 @pytest.mark.parametrize("pair", [("nvfp4", ""), ("mxfp4", "mxfp8")], ids="-".join)

@@ -274,3 +274,23 @@ def test_gpu_launches_back_to_back() -> None:
     torch.cuda.synchronize()
     assert torch.equal(gpu.output.view(torch.int16)[:used], wanted)
     assert int(gpu.counters[:-1].count_nonzero()) == 0
+
+
+@on_hopper
+def test_gpu_launches_on_two_streams() -> None:
+    """Blocks of both share the GPU: whichever blocks run, what they wait for is at work."""
+    first, second = OnGpu(), OnGpu()
+    torch = first.torch
+    rng = np.random.default_rng(4)
+    used = [gpu.route(rng) for gpu in (first, second)]
+    wanted = [gpu.chain().view(torch.int16)[:n].clone() for gpu, n in zip((first, second), used)]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for _ in range(2_000):
+        for gpu, stream in zip((first, second), streams):
+            with torch.cuda.stream(stream):
+                gpu.mega()
+    torch.cuda.synchronize()
+    for gpu, n, rows in zip((first, second), used, wanted):
+        assert torch.equal(gpu.output.view(torch.int16)[:n], rows)
+        assert int(gpu.counters[:-1].count_nonzero()) == 0

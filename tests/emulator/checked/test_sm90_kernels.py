@@ -14,14 +14,16 @@ from nbmoe.activation import GatedActivation
 from nbmoe.formats import FORMATS
 from nbmoe.prepared.fp8 import pack_fp8_tokens, pack_fp8_weights
 from nbmoe.prepared.w4a8 import pack_w4a8_weights
-from nbmoe_kernels import heuristics_fp8_sm90, mega_ffn_sm90_counters
+from nbmoe_kernels import heuristics_fp8_sm90, mega_ffn_sm90_producer
 from nbmoe_kernels.catalog_sm90 import (
     ffn_variants,
     fp8_variants,
     fused_variants,
     plain_configs,
 )
+from nbmoe_kernels.device.op import device_function
 from nbmoe_kernels.matmul_sm90_config import HopperMatmulConfig
+from nbmoe_kernels.mega_ffn_counters import counted
 from nbmoe_kernels.mega_ffn_sm90 import make_mega_ffn_sm90
 from tests.emulator.checked import shipped
 from tests.emulator.checked.shipped import checking
@@ -139,10 +141,18 @@ def test_only_a_declared_routing_is_read_at_once(kind: str, monkeypatch: Any) ->
 def test_lanes_that_each_look_at_a_counter_are_found(monkeypatch: Any) -> None:
     """Lanes of the MegaFFN's producer that see other values go other ways."""
     name = next(n for n in CALLS if n.startswith("ffn_nvfp4"))
-    monkeypatch.setattr(mega_ffn_sm90_counters, "shuffle_from", lambda value, lane: value)
+
+    @device_function
+    def looks_by_itself(counters: Any, segment: Any, count: Any) -> Any:
+        return counted(counters, segment) >= count
+
+    monkeypatch.setattr(mega_ffn_sm90_producer, "is_complete", looks_by_itself)
     make_mega_ffn_sm90.cache_clear()
     try:
-        with checking(schedules=["pct:3:1"]) as executor, suppress(ffn_tests.CountersError):
+        with (
+            checking(schedules=[f"pct:3:{seed}" for seed in range(12)]) as executor,
+            suppress(ffn_tests.CountersError),
+        ):
             CALLS[name]()
     finally:
         make_mega_ffn_sm90.cache_clear()
