@@ -74,7 +74,7 @@ class ThreadsMachine(Machine):
         self.condition.wait(_POLL)
         self._stop_if_aborted()
 
-    def poll(self, is_ready: Callable[[], Any], what: str) -> None:
+    def poll(self, is_ready: Callable[[], Any], what: str, about: dict[str, str]) -> None:
         self._until(is_ready, what)
 
     def fly(self, land: Callable[[], None]) -> Any:

@@ -54,10 +54,10 @@ class Timeline:
         self._rows: dict[tuple[int, int], list[_Slice | None]] = {}
         self._names: dict[int, str] = {}
 
-    def waits(self, thread: Any, what: str) -> None:
+    def waits(self, thread: Any, what: str, about: dict[str, str]) -> None:
         """A thread begins to wait; its warp has one slice for all lanes that wait together."""
-        key = (thread.block.linear, thread.rank // 32, what)
-        self._waiting[id(thread)] = self._join(thread, 0, key, what, _kind(what))
+        key = (thread.block.linear, thread.rank // 32, what, *about.items())
+        self._waiting[id(thread)] = self._join(thread, 0, key, what, _kind(what), about)
 
     def wakes(self, threads: Iterable[Any]) -> None:
         """What threads waited for has happened."""
@@ -75,22 +75,29 @@ class Timeline:
         if joined is not None and joined.end is None:
             self._close(joined)
 
-    def issues(self, thread: Any, name: str, number: int | None = None) -> None:
+    def issues(self, thread: Any, name: str, number: int | None, about: dict[str, str]) -> None:
         """A thread issues an async copy; copies without a number that overlap share a slice."""
-        key = (thread.block.linear, thread.rank // 32, name, number)
-        self._join(thread, _COPY_ROW, key, name, "copy").flying += 1
+        key = (thread.block.linear, thread.rank // 32, name, number, *about.items())
+        self._join(thread, _COPY_ROW, key, name, "copy", about).flying += 1
 
-    def lands(self, thread: Any, name: str, number: int | None = None) -> None:
+    def lands(self, thread: Any, name: str, number: int | None, about: dict[str, str]) -> None:
         """An async copy has landed."""
         self._now += 1
-        joined = self._open.get((thread.block.linear, thread.rank // 32, name, number))
+        key = (thread.block.linear, thread.rank // 32, name, number, *about.items())
+        joined = self._open.get(key)
         if joined is not None:
             joined.flying -= 1
             if joined.flying == 0:
                 self._close(joined)
 
     def _join(
-        self, thread: Any, first_row: int, key: tuple[Any, ...], name: str, kind: str
+        self,
+        thread: Any,
+        first_row: int,
+        key: tuple[Any, ...],
+        name: str,
+        kind: str,
+        about: dict[str, str],
     ) -> "_Slice":
         self._now += 1
         joined = self._open.get(key) or self._again(key, kind)
@@ -102,7 +109,7 @@ class Timeline:
             if None not in rows:
                 rows.append(None)
             place = rows.index(None)
-            joined = _Slice(key, name, kind, self._now, (block, row), place)
+            joined = _Slice(key, name, kind, about, self._now, (block, row), place)
             self._slices.append(joined)
             rows[place] = joined
         self._open[key] = joined
@@ -111,9 +118,9 @@ class Timeline:
         return joined
 
     def _again(self, key: tuple[Any, ...], kind: str) -> "_Slice | None":
-        # A thread that asks again and again whether it may go on is in one wait.
+        # A thread that sleeps again and again is in one wait.
         last = self._slices[-1] if self._slices else None
-        if kind not in ("wait", "sleep") or last is None or last.key != key:
+        if kind != "sleep" or last is None or last.key != key:
             return None
         rows = self._rows[last.track]
         if last.end != self._now - 1 or rows[last.place] is not None:
@@ -159,6 +166,7 @@ class _Slice:
         key: tuple[Any, ...],
         name: str,
         kind: str,
+        about: dict[str, str],
         start: int,
         track: tuple[int, int],
         place: int,
@@ -166,6 +174,7 @@ class _Slice:
         self.key = key
         self.name = name
         self.kind = kind
+        self.about = about
         self.start = start
         self.end: int | None = None
         self.track = track
@@ -185,7 +194,7 @@ class _Slice:
             "dur": max(end - self.start, 1),
             "pid": self.track[0],
             "tid": self.track[1] + min(self.place, _COPY_ROW - 1),
-            "args": {"lanes": len(self.lanes), "events": self.events},
+            "args": {**self.about, "lanes": len(self.lanes), "events": self.events},
         }
 
 

@@ -23,6 +23,8 @@ TILE_BITS, SEGMENT_BITS = 12, 19
 """Of a tile's number in its segment, and of a segment's, in the word that tells both."""
 DOWN = 1 << 31
 """Set in that word where the tile is one of the down matmul."""
+_PLENTY = 2
+"""Of a block, tiles that are left."""
 _TILES_BETWEEN = 2
 """Of a block, from a segment's gate/up tiles to its down tiles."""
 
@@ -55,6 +57,15 @@ def chunk_segments(grid, up_tiles):
     """C, for a grid of so many blocks."""
     between = np.uint32(np.uint32(_TILES_BETWEEN) * grid)
     return np.uint32(np.uint32(between + np.uint32(up_tiles - np.uint32(1))) // up_tiles)
+
+
+@device_function
+def are_plenty(index, items, grid):
+    """Whether so many tiles are left that a block may draw its next one before it needs it.
+
+    Of the last tiles it would take one that another block could do at once.
+    """
+    return np.uint32(items - index) > np.uint32(np.uint32(_PLENTY) * grid)
 
 
 def make_find_item() -> Callable[..., Any]:

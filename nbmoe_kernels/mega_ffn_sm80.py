@@ -19,7 +19,7 @@ Synchronisation, beside the mainloop's:
     block barrier   before each tile: its number is there, and nobody reads the last one's shared
                     memory any more. Numbers take turns in two words: the next one is written before
                     the next barrier, which nobody reaches who has not read this one
-    counters        one draws a tile's number while the block does the tile before it;
+    counters        one draws a tile's number, while many are left a tile ahead;
                     gate/up: all threads have stored, block barrier, one adds 1 (release, GPU);
                     down: one waits until all tiles of the row block have (acquire, GPU), block
                     barrier. Loads and cp.async are of the generic proxy: nothing else orders them.
@@ -54,6 +54,7 @@ from nbmoe_kernels.mega_ffn_counters import (
 from nbmoe_kernels.mega_ffn_order import (
     SEGMENT_BITS,
     TILE_BITS,
+    are_plenty,
     chunk_segments,
     is_down_tile,
     make_find_item,
@@ -139,20 +140,23 @@ def make_mega_ffn_sm80(
         down_tiles = np.uint32(np.uint32(down_n + np.uint32(BLOCK_N - 1)) // np.uint32(BLOCK_N))
         up_factors = (up_scales, a_row_scales, up_bias, has_up_scales, has_row_scales, has_up_bias)
         down_factors = (down_scales, a_row_scales, down_bias, has_down_scales, _ZERO, has_down_bias)
-        chunk = chunk_segments(np.uint32(cuda.gridDim.x), up_tiles)
+        grid = np.uint32(cuda.gridDim.x)
+        chunk = chunk_segments(grid, up_tiles)
         items = np.uint32(segments * np.uint32(up_tiles + down_tiles))
         acc = cuda.local.array((fragments, 4), np.float32)
         number, place, index = _ZERO, np.uint32(numbers_at), _ZERO
-        if thread == _ZERO:
-            number = draw_tile(counters)
+        draws_ahead = False
         while index < items:
             if thread == _ZERO:
+                if not draws_ahead:
+                    number = draw_tile(counters)
                 smem[place] = number
             cuda.syncthreads()
             index = smem[place]
             place = np.uint32(place ^ _ONE)
             if index < items:
-                if thread == _ZERO:
+                draws_ahead = are_plenty(index, items, grid)
+                if draws_ahead and thread == _ZERO:
                     number = draw_tile(counters)
                 word = find_item(index, segments, chunk, up_tiles, down_tiles)
                 segment, is_down = segment_of(word), is_down_tile(word)

@@ -1,7 +1,7 @@
 """The counters of `mega_ffn_counters` by warps of a Hopper MegaFFN.
 
-draw        a lane of the producer, a tile ahead: the answer is not waited for before the copies
-            of the tile in hand.
+draw        a lane of the producer, while many tiles are left a tile ahead: the answer is not
+            waited for before the copies of the tile in hand.
 arrive      a warpgroup's share of a gate/up tile, or what finishes it, counts once its threads
             have met: U * warpgroups in all.
 wait        every lane of a down tile's producer, which then fences: bulk copies read what

@@ -24,6 +24,7 @@ from nbmoe_kernels.matmul_sm90_ring import make_next_stage
 from nbmoe_kernels.matmul_sm90_schedule import make_find_tile
 from nbmoe_kernels.matmul_sm90_tiles import make_tell_tile
 from nbmoe_kernels.mega_ffn_order import (
+    are_plenty,
     chunk_segments,
     is_down_tile,
     make_find_item,
@@ -120,7 +121,8 @@ def make_produce_ffn(config: HopperMatmulConfig) -> Callable[..., Any]:
         up_tiles, down_tiles = up[2], down[2]
         segments = num_segments(words, num_slots)
         items = np.uint32(segments * np.uint32(up_tiles + down_tiles))
-        chunk = chunk_segments(np.uint32(cuda.gridDim.x), up_tiles)
+        grid = np.uint32(cuda.gridDim.x)
+        chunk = chunk_segments(grid, up_tiles)
         up_count = np.uint32(up_tiles * np.uint32(warpgroups))
         stage, parity = _ZERO, _ONE
         place, read = _ZERO, _ONE
@@ -132,7 +134,10 @@ def make_produce_ffn(config: HopperMatmulConfig) -> Callable[..., Any]:
         wait_for_previous_grid()
         index = take_tile(counters, ask_for_tile(counters), items)
         while index < items:
-            following = ask_for_tile(counters)
+            draws_ahead = are_plenty(index, items, grid)
+            following = _ZERO
+            if draws_ahead:
+                following = ask_for_tile(counters)
             word = find_item(index, segments, chunk, up_tiles, down_tiles)
             segment, is_down = segment_of(word), is_down_tile(word)
             expert, row, token_row, rows = find_tile(words, segment, num_slots)
@@ -146,6 +151,8 @@ def make_produce_ffn(config: HopperMatmulConfig) -> Callable[..., Any]:
                     smem, bars, tokens, weights, n64, k64, expert, tile_of(word), token_row, rows,
                     stage, parity, token_rows, counters, segment, up_count, down_tiles, is_down,
                 )  # fmt: skip
+            if not draws_ahead:
+                following = ask_for_tile(counters)
             index = take_tile(counters, following, items)
         tell_tile(words, bars, place, read, np.int32(0), _ZERO, _ZERO, _ZERO)
 

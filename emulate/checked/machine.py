@@ -221,9 +221,14 @@ class CheckedMachine(Machine, arrays.Hooks):
             raise StepsExhausted
         self.pause()
 
-    def _rest(self, what: str) -> None:
+    def _rest(
+        self,
+        what: str,
+        is_ready: Callable[[], Any] | None = None,
+        about: dict[str, str] | None = None,
+    ) -> None:
         self.current.state.spins = 0
-        super()._rest(what)
+        super()._rest(what, is_ready, about)
 
     # What orders threads.
 

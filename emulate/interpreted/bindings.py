@@ -23,6 +23,7 @@ from emulate.fast.exceptions import read_exception
 from emulate.interpreted import operands
 from emulate.interpreted.block import Thread, Unit
 from emulate.interpreted.machine import machine
+from emulate.interpreted.places import describer
 from nbmoe_kernels.device.effects import NamedBarrier
 from nbmoe_kernels.device.op import NUMPY_TYPES, Op, Scope, Timing
 
@@ -74,13 +75,15 @@ def _call_wait(op: Op) -> Callable[..., Any]:
     pointers = sum(p.is_pointer for p in op.params)
     if pointers != 1 or not op.params[0].is_pointer:
         raise KernelError(f"{op.name}: a waiting op has one pointer, its first parameter")
-    twin = op.twin
+    twin, describe = op.twin, describer(op)
 
     def wait(array: Any, index: Any, *values: Any) -> None:
         data = operands.data_of(array)
         at = operands.checked_index(op, data, index)
         given = [cast(operands.wrapped(v)) for cast, v in zip(casts, values, strict=True)]
-        machine().poll(lambda: twin(data, at, *given), op.name)
+        running = machine()
+        about = {} if running.timeline is None else describe(array, at)
+        running.poll(lambda: twin(data, at, *given), op.name, about)
 
     return wait
 
@@ -113,7 +116,7 @@ def _call_copy(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
             if running.options.copies == "eager" and not running.scheduled:
                 call(*args)
             else:
-                copy = _recorded(op.name, lambda: call(*args), None)
+                copy = _recorded(op, call, args, None)
                 running.current.open_groups.setdefault(name, []).append(copy)
 
         return collect
@@ -122,7 +125,7 @@ def _call_copy(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
         running = machine()
         running.pause()
         number = running.current.flights
-        flight = running.fly(_recorded(op.name, lambda: call(*args), number))
+        flight = running.fly(_recorded(op, call, args, number))
         if name is not None:
             complete = functools.partial(running.force, flight)
             running.current.open_groups.setdefault(name, []).append(complete)
@@ -130,17 +133,19 @@ def _call_copy(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
     return issue
 
 
-def _recorded(name: str, land: Callable[[], None], number: int | None) -> Callable[[], None]:
+def _recorded(
+    op: Op, call: Callable[..., Any], args: tuple[Any, ...], number: int | None
+) -> Callable[[], None]:
     """The landing of a copy of the current thread, in the run's timeline if there is one."""
     timeline = machine().timeline
     if timeline is None:
-        return land
-    thread = machine().current
-    timeline.issues(thread, name, number)
+        return lambda: call(*args)
+    thread, about = machine().current, describer(op)(*args)
+    timeline.issues(thread, op.name, number, about)
 
     def landing() -> None:
-        land()
-        timeline.lands(thread, name, number)
+        call(*args)
+        timeline.lands(thread, op.name, number, about)
 
     return landing
 

@@ -12,6 +12,7 @@ from emulate.errors import Deadlock, EmulationError, KernelError
 from emulate.interpreted import bindings, operands, scalars, shim
 from emulate.interpreted.block import Thread
 from emulate.interpreted.machine import Machine
+from emulate.interpreted.places import argument_names
 from emulate.options import Options, Shape
 from emulate.rebind import Rebinder
 from emulate.report import Report
@@ -39,6 +40,7 @@ def launch(function: Any, shape: Shape, args: tuple[Any, ...], options: Options)
         start = time.perf_counter()
         scheduler = None if options.seed is None else Random(options.seed)
         machine = Machine(shape, options, scheduler)
+        machine.names = argument_names(function, args)
         body = _clone(function)
         INTERPRETERS.append(Interpreter())
         try:

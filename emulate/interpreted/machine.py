@@ -57,6 +57,7 @@ class Machine:
     Attributes:
         current: the thread that runs.
         failure: the thread that raised, and what.
+        names: of arrays among the launch's arguments, by id; for the timeline.
         threads: those that are alive, by id.
         steps: how often a thread was made to go on.
         timeline: is told who waits in what, and of copies, if a run is recorded.
@@ -76,6 +77,7 @@ class Machine:
         self.current: Thread
         self.failure: tuple[Thread, BaseException] | None = None
         self.most_alive = 0
+        self.names: dict[int, str] = {}
         self.threads: dict[int, Thread] = {}
         self.steps = 0
         self.scheduled = scheduler is not None
@@ -173,12 +175,20 @@ class Machine:
         self._progress = True  # what it did before may be what others wait for
         self._rest(what)
 
-    def _rest(self, what: str) -> None:
+    def _rest(
+        self,
+        what: str,
+        is_ready: Callable[[], Any] | None = None,
+        about: dict[str, str] | None = None,
+    ) -> None:
         thread = self.current
         thread.waits_in = what
         if self.timeline is not None:
-            self.timeline.waits(thread, what)
+            self.timeline.waits(thread, what, about or {})
         self._pass_on()
+        while is_ready is not None and not is_ready():
+            self._polling.append(thread)
+            self._pass_on()
         thread.waits_in = ""
         if self.timeline is not None:
             self.timeline.goes_on(thread)
@@ -228,14 +238,13 @@ class Machine:
         self._sleeping.append(self.current)
         self._rest("nanosleep")
 
-    def poll(self, is_ready: Callable[[], Any], what: str) -> None:
+    def poll(self, is_ready: Callable[[], Any], what: str, about: dict[str, str]) -> None:
         """Wait until ``is_ready``, which is asked again when something has changed."""
         self.pause()
-        wait = self.wait
-        while not is_ready():
+        if not is_ready():
+            self._progress = True  # what it did before may be what others wait for
             self._polling.append(self.current)
-            wait(what)
-            wait = self._rest
+            self._rest(what, is_ready, about)
         self._progress = True
 
     def fly(self, land: Callable[[], None]) -> Flight:

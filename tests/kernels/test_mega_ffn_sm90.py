@@ -14,6 +14,7 @@ from nbmoe.activation import GatedActivation
 from nbmoe.formats import FORMATS, MXFP8, NVFP4
 from nbmoe.prepared import pack_tokens, pack_weights
 from nbmoe.prepared.tokens import token_shape
+from nbmoe_kernels import config_report
 from nbmoe_kernels import mega_ffn_counters as counters
 from nbmoe_kernels import mega_ffn_order as order
 from nbmoe_kernels import mega_ffn_sm90_counters as hopper_counters
@@ -23,7 +24,7 @@ from nbmoe_kernels.device.warp import sync_warp
 from nbmoe_kernels.hopper_limits import lacks_memory
 from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig, fused_matmul_config
 from nbmoe_kernels.mega_ffn_sm90 import launch_mega_ffn_sm90, make_mega_ffn_sm90, most_counters
-from nbmoe_kernels.mega_ffn_sm90_config import mega_ffn_config
+from nbmoe_kernels.mega_ffn_sm90_config import mega_ffn_config, mega_ffn_pays
 from tests.kernels.machine_code import machine_code
 from tests.ops.compare import assert_same
 from tests.ops.operands import Product, make_product
@@ -375,6 +376,33 @@ def test_order_has_every_tile_once_and_its_own_before_it(segments, grid, tiles) 
             assert seen[False, segment] == tiles[0]
     assert len(seen) == 2 * segments
     assert all(n == tiles[is_down] for (is_down, _), n in seen.items())
+
+
+QWEN, DEEPSEEK, GPT_OSS = (768, 2048, 128), (2048, 7168, 32), (2880, 2880, 32)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "pays"),
+    [
+        (QWEN, (8, 128, 1024, 32768), (False, False, False, False)),
+        (DEEPSEEK, (1, 16, 128, 4096), (False, True, True, False)),
+        (GPT_OSS, (4, 64, 512, 16384), (False, True, True, False)),
+        (GPT_OSS, (0, 15, 16), (False, False, True)),
+    ],
+)
+def test_layers_take_it_where_it_was_faster(model: Any, rows: Any, pays: Any) -> None:
+    assert tuple(mega_ffn_pays(*model, n) for n in rows) == pays
+
+
+def test_the_choice_is_printed(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("NBMOE_PRINT_CONFIGS", "1")
+    monkeypatch.setattr(config_report, "_printed", set())
+    for _ in range(2):
+        mega_ffn_pays(*GPT_OSS, 64)
+        mega_ffn_pays(*QWEN, 64)
+    told = capsys.readouterr().err
+    assert told.count("chosen: one launch\n") == 1 and told.count("chosen: a kernel a step\n") == 1
+    assert "not, because tiles of 768 columns are over before waiting pays:\n    one launch" in told
 
 
 def test_shapes_that_are_chosen() -> None:

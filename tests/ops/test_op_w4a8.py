@@ -122,7 +122,7 @@ def test_each_code_at_each_power(kernels: Any, powers: Any) -> None:
     weights = kernels(ops.prepare_w4a8_weights, *packed(codes, scales))
     got = kernels(matmul, tokens, weights, None, None, starts, np.zeros(1, np.int32))
     want = codecs.decode_e2m1(codes[0]) * np.exp2(scales[0].repeat(32, axis=-1) - 127.0)
-    np.testing.assert_array_equal(got.astype(np.float64), want[:, columns].T)
+    np.testing.assert_array_equal(got.view(BF16).astype(np.float64), want[:, columns].T)
 
 
 def test_misuse() -> None:

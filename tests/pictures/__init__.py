@@ -1,0 +1,1 @@
+"""Pictures of docs, drawn from runs of the emulator: python -m tests.pictures.mega_ffn_timeline."""
