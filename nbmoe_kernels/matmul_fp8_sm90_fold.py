@@ -5,16 +5,14 @@ permutation of them with their magnitudes as the selector. From 2^-5 on none of 
 subnormal, and from a power to the next every byte but that of 0 grows by 8: the words are a product
 and a sum. Other powers are rare, and marked.
 
-The logic unit, which takes a warp's mask, shift or permutation in two cycles, is what decoding is
-limited by. So whatever the unit that multiplies can do is its: dot products take bytes and halves
-out of words.
+Decoding is limited by the logic unit, which takes a warp's mask, shift or permutation in two
+cycles. So what the unit that multiplies can do is its.
 """
 
 import numpy as np
 from numba import cuda
 
 from nbmoe_kernels.device.convert import permute_bytes
-from nbmoe_kernels.device.math import dot_bytes, upper_half
 from nbmoe_kernels.device.memory import load_shared_v2, load_shared_v4
 from nbmoe_kernels.device.op import device_function, unroll
 from nbmoe_kernels.prepared_w4a8 import CODE_BYTES, NAN_POWER, POWER_BIAS, UNUSUAL
@@ -44,7 +42,7 @@ def _unusual_words(power, high):
 def _decode_words(codes, powers, is_usual, out, first):
     """Both rows' words of a step and of the next one, each with a byte of ``powers``."""
     for i in unroll(range(4)):
-        byte = dot_bytes(powers, np.uint32(np.uint32(1) << np.uint32(8 * i)))
+        byte = permute_bytes(powers, np.uint32(0), np.uint32(0x4440 + i))
         power = byte if is_usual else np.uint32(byte & np.uint32(15))
         low = np.uint32(np.uint32(power * _LOW_STEP) + _LOW_FIRST)
         high = np.uint32(np.uint32(power * _HIGH_STEP) + _HIGH_FIRST)
@@ -54,7 +52,7 @@ def _decode_words(codes, powers, is_usual, out, first):
         magnitudes = np.uint32(word & _MAGNITUDES)
         signs = np.uint32(np.uint32(word << np.uint32(4)) & _SIGNS)
         out[at] = np.uint32(permute_bytes(low, high, magnitudes) | signs)
-        upper = permute_bytes(low, high, upper_half(magnitudes))
+        upper = permute_bytes(low, high, np.uint32(magnitudes >> np.uint32(16)))
         out[at + 2] = np.uint32(upper | np.uint32(word & _SIGNS))
 
 

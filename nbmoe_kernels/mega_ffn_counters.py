@@ -23,6 +23,7 @@ from numba import cuda
 
 from nbmoe_kernels.device.atomics import atomic, load, reduction, store, wait_ge
 from nbmoe_kernels.device.op import device_function
+from nbmoe_kernels.mega_ffn_layout import NEXT_TILE
 
 _count = reduction("add", order="release")
 _take = atomic("add")
@@ -31,8 +32,6 @@ _read = load("u32", order="relaxed")
 _wait = wait_ge("u32")
 _put = store("u32", order="relaxed")
 _ZERO, _ONE = np.uint32(0), np.uint32(1)
-NEXT_TILE = 1
-"""Counters before those of segments."""
 
 
 @device_function

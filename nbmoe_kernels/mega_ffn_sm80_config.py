@@ -5,7 +5,7 @@ from dataclasses import replace
 from nbmoe_kernels.heuristics import copy_bytes_for, grouped_matmul_config
 from nbmoe_kernels.matmul_config import MatmulConfig
 from nbmoe_kernels.matmul_grouped_swiglu_sm80 import fused_shared_bytes
-from nbmoe_kernels.mega_ffn_counters import NEXT_TILE
+from nbmoe_kernels.mega_ffn_layout import NEXT_TILE
 from nbmoe_kernels.search import row_blocks
 
 _SM_SHARED_BYTES, _RESERVED_BYTES = 100 * 1024, 1024

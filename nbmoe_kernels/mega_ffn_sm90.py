@@ -31,7 +31,7 @@ from nbmoe_kernels.kernel import Executor, Kernel, kernel
 from nbmoe_kernels.matmul_sm90_begin import make_begin
 from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig
 from nbmoe_kernels.matmul_sm90_swiglu_tile import Fusion, make_fused_parts
-from nbmoe_kernels.mega_ffn_counters import NEXT_TILE
+from nbmoe_kernels.mega_ffn_layout import NEXT_TILE
 from nbmoe_kernels.mega_ffn_order import SEGMENT_BITS, TILE_BITS
 from nbmoe_kernels.mega_ffn_sm90_consumer import make_consume_ffn, make_finish_ffn
 from nbmoe_kernels.mega_ffn_sm90_producer import make_produce_ffn

@@ -13,7 +13,7 @@ from nbmoe.streams import is_capturing
 from nbmoe.validate import Call
 from nbmoe.validate.mega_ffn import FFN
 from nbmoe.validate.product import Product
-from nbmoe_kernels.mega_ffn_counters import NEXT_TILE
+from nbmoe_kernels.mega_ffn_layout import NEXT_TILE
 
 _SMALLEST_SEGMENT = 8
 """Rows of the narrowest tile that any kernel has."""

@@ -34,24 +34,6 @@ def bits_f32(x):
     return np.uint32(x).view(np.float32)
 
 
-@device_op("u32(u32 x)", ptx="{ .reg .u32 t; mov.u32 t, 256; dp2a.lo.u32.u32 <ret>, <x>, t, 0; }")
-def upper_half(x):
-    """x >> 16 by the unit that multiplies: for code whose masks and shifts fill the other one."""
-    return np.uint32(x >> np.uint32(16))
-
-
-@device_op("u32(u32 a, u32 b)", ptx="dp4a.u32.u32 <ret>, <a>, <b>, 0;")
-def dot_bytes(a, b):
-    """Sum of the products of a's and b's bytes. With one byte of b set to 1 it takes a's out."""
-    total = np.uint32(0)
-    for i in range(4):
-        shift = np.uint32(8 * i)
-        first = np.uint32(np.uint32(a >> shift) & np.uint32(0xFF))
-        second = np.uint32(np.uint32(b >> shift) & np.uint32(0xFF))
-        total = np.uint32(total + np.uint32(first * second))
-    return total
-
-
 @device_op("f32(f32 a, f32 b)", ptx="add.rn.f32 <ret>, <a>, <b>;")
 def add_rn(a, b):
     """a + b, one rounding to nearest even."""

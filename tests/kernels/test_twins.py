@@ -231,19 +231,6 @@ def test_permute_bytes_by_hand():
     assert twin(a, b, np.uint32(0x0741)) == 0x00774411
 
 
-def test_dot_bytes_by_hand():
-    twin = compiled(device_math.dot_bytes)
-    assert twin(np.uint32(0x04030201), np.uint32(0x281E140A)) == 10 + 40 + 90 + 160
-    assert twin(np.uint32(2**32 - 1), np.uint32(2**32 - 1)) == 4 * 255**2
-    taken = [twin(np.uint32(0xD4C3B2A1), np.uint32(1 << 8 * i)) for i in range(4)]
-    assert taken == [0xA1, 0xB2, 0xC3, 0xD4]
-
-
-def test_upper_half_by_hand():
-    twin = compiled(device_math.upper_half)
-    assert [twin(np.uint32(x)) for x in (0, 0xFFFF, 0x12345678, 2**32 - 1)] == [0, 0, 0x1234, 65535]
-
-
 def test_e4m3_codes_equal_ml_dtypes():
     x = np.abs(some_floats(8))
     codes = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
