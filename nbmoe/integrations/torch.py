@@ -11,22 +11,19 @@ layers are for inference.
 
 from __future__ import annotations
 
-import itertools
 import os
-import weakref
 from typing import Any
 
 import torch
 
 from nbmoe.checkpoints import read_layer
-from nbmoe.errors import ArgTypeError, ConfigError, message
+from nbmoe.errors import ArgTypeError, message
+from nbmoe.integrations.numbers import Numbers
 from nbmoe.nn import MoELayer, make_layer
 
 __all__ = ["MoEModule", "register_layer"]
 
-_layers: weakref.WeakValueDictionary[int, MoELayer] = weakref.WeakValueDictionary()
-_numbers: weakref.WeakKeyDictionary[MoELayer, int] = weakref.WeakKeyDictionary()
-_next_number = itertools.count()
+_layers: Numbers[MoELayer] = Numbers("nbmoe::moe_layer", "a layer")
 
 
 def register_layer(layer: MoELayer) -> int:
@@ -40,26 +37,13 @@ def register_layer(layer: MoELayer) -> int:
     if not isinstance(layer, MoELayer):
         got = f"{type(layer).__name__} {layer!r}"[:80]
         raise ArgTypeError(message("register_layer", "layer", "an nbmoe.nn.MoELayer", got))
-    number = _numbers.get(layer)
-    if number is None:
-        number = _numbers[layer] = next(_next_number)
-        _layers[number] = layer
-    return number
-
-
-def _layer(number: int) -> MoELayer:
-    layer = _layers.get(number)
-    if layer is None:
-        rule = "the number of a layer that still exists"
-        hint = "keep the layer, or the MoEModule, as long as what uses it"
-        raise ConfigError(message("nbmoe::moe_layer", "layer", rule, number, hint))
-    return layer
+    return _layers.of(layer)
 
 
 @torch.library.custom_op("nbmoe::moe_layer", mutates_args=())
 def moe_layer(x: torch.Tensor, layer: int) -> torch.Tensor:
     """A layer's output for tokens (T, H)."""
-    result: torch.Tensor = _layer(layer)(x)
+    result: torch.Tensor = _layers.get(layer)(x)
     return result
 
 
@@ -71,7 +55,7 @@ def _(x: torch.Tensor, layer: int) -> torch.Tensor:
 @torch.library.custom_op("nbmoe::moe_layer_out", mutates_args=("out",))
 def moe_layer_out(x: torch.Tensor, layer: int, out: torch.Tensor) -> None:
     """As `moe_layer`, into a tensor of the caller's."""
-    _layer(layer)(x, out=out)
+    _layers.get(layer)(x, out=out)
 
 
 @moe_layer_out.register_fake

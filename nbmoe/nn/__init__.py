@@ -7,6 +7,7 @@ from nbmoe.nn.moe import MoE, make_layer
 from nbmoe.nn.moe_quantized import MoEQuantized
 from nbmoe.nn.nvfp4_scales import Nvfp4Scales
 from nbmoe.nn.random_weights import random_tokens, random_weights
+from nbmoe.nn.routed_experts import RoutedExperts
 from nbmoe.nn.sigmoid_router import SigmoidTopKRouter
 from nbmoe.nn.stacked_moe import GateUpFormat, StackedMoE
 from nbmoe.nn.trace import MoETrace
@@ -21,6 +22,7 @@ __all__ = [
     "MoEQuantized",
     "MoETrace",
     "Nvfp4Scales",
+    "RoutedExperts",
     "SigmoidTopKRouter",
     "StackedMoE",
     "Workspace",

@@ -14,7 +14,7 @@ from nbmoe.errors import DTypeError, ShapeError, message
 from nbmoe.nn.captured import CapturedLayer
 from nbmoe.nn.experts import Experts
 from nbmoe.nn.gate import MoEGate
-from nbmoe.nn.run import Groups, Run, one_group
+from nbmoe.nn.run import Groups, Run, one_group, routing_buffers
 from nbmoe.nn.trace import MoETrace, StageClock
 from nbmoe.nn.workspace import Workspace
 from nbmoe.reference import RoutingIndices
@@ -194,13 +194,7 @@ class MoELayer:
     def _route(self, x: Any, tokens: int, run: Run) -> tuple[Any, RoutingIndices]:
         """Routing weights, and where the routed rows go."""
         experts, slots = self.experts.num_experts, tokens * (self.top_k + self.shared_slot)
-        sizes = (slots, experts + 1, slots, experts, 2, experts)
-        indices = RoutingIndices(
-            *(
-                run.array(name, (size,), np.int32 if name == "expert_ids" else np.uint32)
-                for name, size in zip(RoutingIndices._fields, sizes, strict=True)
-            )
-        )
+        indices = routing_buffers(run, slots, experts)
         shared_slot = self.shared_slot
         if experts == self.num_experts + shared_slot:
             _, weights = self.gate.forward_with_indices(

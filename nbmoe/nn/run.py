@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from nbmoe.nn.trace import StageClock
 from nbmoe.nn.workspace import Workspace
+from nbmoe.reference import RoutingIndices
 
 
 @dataclass
@@ -83,6 +84,17 @@ class Groups:
     def slots(self) -> tuple[Any, Any, Any]:
         """What block-scaled operations take."""
         return self.starts, self.offsets, self.ids
+
+
+def routing_buffers(run: Run, slots: int, experts: int) -> RoutingIndices:
+    """The arrays that group ``slots`` routed rows by expert."""
+    sizes = (slots, experts + 1, slots, experts, 2, experts)
+    return RoutingIndices(
+        *(
+            run.array(name, (size,), np.int32 if name == "expert_ids" else np.uint32)
+            for name, size in zip(RoutingIndices._fields, sizes, strict=True)
+        )
+    )
 
 
 def one_group(workspace: Workspace, rows: int) -> Groups:

@@ -86,7 +86,9 @@ def test_numbers_are_kept_and_layers_are_not() -> None:
     x = tokens_of(layer, 2)
     del layer
     gc.collect()
-    with pytest.raises(ConfigError, match=f"layer that still exists, got {number}.*keep the layer"):
+    with pytest.raises(
+        ConfigError, match=f"layer that still exists, got {number}.*keep the object"
+    ):
         torch.ops.nbmoe.moe_layer(x, number)
 
 
