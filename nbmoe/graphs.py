@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 
 class Graph:
-    """What a call enqueues on a stream, recorded; it does not run while it is."""
+    """What a call enqueues on a stream, recorded; it does not run while it is.
+
+    It is destroyed with the object. The driver lets a launch that is under way end first.
+    """
 
     def __init__(self, call: Callable[[], Any], stream: int) -> None:
         """Records ``call()``, which enqueues on ``stream`` alone and has run before.
@@ -28,8 +32,11 @@ class Graph:
         try:
             call()
         finally:
-            self._graph = self._ask(driver.cuStreamEndCapture(stream))
-        self._executable = self._ask(driver.cuGraphInstantiate(self._graph, 0))
+            graph = self._ask(driver.cuStreamEndCapture(stream))
+        self._executable = self._ask(driver.cuGraphInstantiate(graph, 0))
+        self._destroy = weakref.finalize(self, _destroy, driver, graph, self._executable)
+        # At the interpreter's end the driver frees everything itself.
+        self._destroy.atexit = False
 
     def launch(self, stream: int) -> None:
         """Enqueues the work on a stream.
@@ -40,12 +47,16 @@ class Graph:
         self._ask(self._driver.cuGraphLaunch(self._executable, stream))
 
     def destroy(self) -> None:
-        """Gives up the graph, of which no launch may be under way."""
-        self._driver.cuGraphExecDestroy(self._executable)
-        self._driver.cuGraphDestroy(self._graph)
+        """Gives up the graph now; it cannot be launched any more."""
+        self._destroy()
 
     def _ask(self, answer: tuple[Any, ...]) -> Any:
         error, *values = answer
         if int(error):
             raise RuntimeError(f"the CUDA driver answers {error!r}")
         return values[0] if values else None
+
+
+def _destroy(driver: Any, graph: Any, executable: Any) -> None:
+    driver.cuGraphExecDestroy(executable)
+    driver.cuGraphDestroy(graph)

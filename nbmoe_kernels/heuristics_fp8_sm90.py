@@ -17,9 +17,10 @@ on an H200, gate/up + down, in microseconds, with the shapes' names below and sc
     256 (Qwen3-30B, 4096 tokens)         237.1 + 147.4  241.7 + 147.5  240.9 + 149.4
     512 (gpt-oss-20b, 4096 tokens)       573.8 + 297.5  574.5 + 299.8  584.2 + 304.6
 
-    MXFP4 weights                         _DECODE        16 tokens at most, deeper
-    Qwen3-30B, 16 tokens                  49.3 + 32.1    51.6 + 33.4
-    gpt-oss-20b, 128 tokens              102.2 + 58.5   136.7 + 73.2
+    MXFP4 weights                         _DECODE        16 tokens      2 blocks an SM
+    DeepSeek EP8, 1 token                 21.5 + 12.0    21.3 + 12.0    21.6 + 12.5
+    Qwen3-30B, 16 tokens                  48.5 + 30.9    50.0 + 31.4    50.5 + 32.2
+    gpt-oss-20b, 128 tokens               90.6 + 55.2   119.5 + 65.0   105.6 + 62.4
 """
 
 import functools

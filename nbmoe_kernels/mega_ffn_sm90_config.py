@@ -3,6 +3,7 @@
 The shape is the fused gate/up matmul's, for both matmuls.
 """
 
+import functools
 from dataclasses import replace
 
 from nbmoe_kernels.config_report import report_choice
@@ -11,8 +12,6 @@ from nbmoe_kernels.matmul_sm90_swiglu_config import FusedMatmulConfig, fused_mat
 
 _MOST_WIDTHS = 4
 """With five widths and two ends of a tile a consumer's registers do not hold what all share."""
-
-
 _LEAST_ROWS, _LEAST_COLUMNS = 16, 2048
 """From here on one launch is faster than two, the fused gate/up matmul and down's. On an H200, us,
 NVFP4, two and one at 1, 16 and 128 tokens:
@@ -24,17 +23,23 @@ NVFP4, two and one at 1, 16 and 128 tokens:
 At 4,096 tokens three kernels are faster than either."""
 
 
-def mega_ffn_pays(moe_dim: int, k: int, num_active: int, total_rows: int) -> bool:
+@functools.lru_cache(maxsize=4096)
+def mega_ffn_pays(
+    a_format: str, b_format: str, moe_dim: int, num_active: int, total_rows: int
+) -> bool:
     """Whether one launch is faster than the kernels that it stands for.
 
     Args:
+        a_format: kind of the tokens.
+        b_format: kind of both weights.
         moe_dim: D.
-        k: columns of the gate/up matmul.
         num_active: expert slots.
         total_rows: rows of all slots.
     """
     objection = ""
-    if total_rows < _LEAST_ROWS:
+    if (a_format, b_format) != ("nvfp4", "nvfp4"):
+        objection = "only nvfp4 was measured"
+    elif total_rows < _LEAST_ROWS:
         objection = f"blocks wait for each other longer than a launch takes at {total_rows} rows"
     elif moe_dim < _LEAST_COLUMNS:
         objection = f"tiles of {moe_dim} columns are over before waiting pays"
@@ -42,7 +47,7 @@ def mega_ffn_pays(moe_dim: int, k: int, num_active: int, total_rows: int) -> boo
         objection = "activating beside many rows' products takes longer than a kernel for it"
     one, several = "one launch", "a kernel a step"
     report_choice(
-        f"FFN, k {k}, moe dim {moe_dim}, {num_active} slots, {total_rows} rows",
+        f"FFN {a_format} x {b_format}, moe dim {moe_dim}, {num_active} slots, {total_rows} rows",
         several if objection else one,
         [(one, objection) if objection else (several, "one launch is faster from here on")],
     )

@@ -221,14 +221,9 @@ class CheckedMachine(Machine, arrays.Hooks):
             raise StepsExhausted
         self.pause()
 
-    def _rest(
-        self,
-        what: str,
-        is_ready: Callable[[], Any] | None = None,
-        about: dict[str, str] | None = None,
-    ) -> None:
+    def _rest(self, what: str, *wait: Any) -> None:
         self.current.state.spins = 0
-        super()._rest(what, is_ready, about)
+        super()._rest(what, *wait)
 
     # What orders threads.
 

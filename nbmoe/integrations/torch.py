@@ -92,15 +92,9 @@ class MoEModule(torch.nn.Module):
         *,
         backend: str | None = None,
     ) -> MoEModule:
-        """Reads a layer of a checkpoint folder and prepares it.
+        """A layer of a checkpoint folder, bf16 ones included.
 
-        Args:
-            path: Folder with config.json and safetensors files.
-            layer: Number of the decoder layer; the first MoE layer if None.
-            backend: As in `nbmoe.nn.MoEQuantized`.
-
-        Raises:
-            As `nbmoe.checkpoints.read_layer` and `nbmoe.nn.MoEQuantized`.
+        Arguments and errors are those of `nbmoe.nn.MoEQuantized.from_checkpoint`.
         """
         return cls(make_layer(read_layer(path, layer), backend=backend))
 

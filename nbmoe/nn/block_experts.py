@@ -148,7 +148,8 @@ class BlockExperts:
         )
 
     def _takes_mega_ffn(self, rows: int) -> bool:
-        return mega_ffn_pays(self.moe_dim, self.hidden_size, self.num_experts, rows)
+        tokens, weights = self.strategy.format.name, self.strategy.weight_format.name
+        return mega_ffn_pays(tokens, weights, self.moe_dim, self.num_experts, rows)
 
     def _mega_ffn(self, hidden: Operands, groups: Groups, run: Run) -> Any:
         placed, rows, slots = self._placed, groups.rows, self.num_experts

@@ -172,15 +172,8 @@ class MoELayer:
         k = self.top_k + self.shared_slot
         with run.stage("route"):
             weights, indices = self._route(x, tokens, run)
-        groups = Groups(
-            starts=indices.expert_start_indices,
-            offsets=indices.scales_offset,
-            ids=indices.expert_ids,
-            rows=tokens * k,
-            order=indices.token_expert_order,
-            divisor=k,
-            weights=weights if self.apply_router_weight_first else None,
-        )
+        weights_first = weights if self.apply_router_weight_first else None
+        groups = Groups.of(indices, tokens, k, weights_first)
         down = self.experts(x, groups, run)
         shared = self._compute_shared(x, tokens, run)
         if self.apply_router_weight_first:

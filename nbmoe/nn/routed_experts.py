@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbmoe import arrays, ops
-from nbmoe.arrays import BFLOAT16, describe
+from nbmoe.arrays import BFLOAT16
 from nbmoe.backend import resolve
 from nbmoe.checkpoints.stack import ExpertStack
 from nbmoe.nn.build import build_experts, strategy_name
@@ -83,21 +83,13 @@ class RoutedExperts:
         handle = gpu_stream(call.api, stream, (tokens,)) if self.backend.on_gpu else stream
         run = Run(self._workspace, StageClock(), handle)
         if out is None:
-            out = arrays.empty(describe(call.api, "x", x), (count, self.hidden_size), BFLOAT16)
+            out = arrays.empty(tokens, (count, self.hidden_size), BFLOAT16)
         indices = ops.moe_create_indices(
             expert_ids,
             self.num_experts,
             out=routing_buffers(run, count * k, self.num_experts),
             **run.options,
         )
-        groups = Groups(
-            starts=indices.expert_start_indices,
-            offsets=indices.scales_offset,
-            ids=indices.expert_ids,
-            rows=count * k,
-            order=indices.token_expert_order,
-            divisor=k,
-        )
-        down = self._experts(x, groups, run)
+        down = self._experts(x, Groups.of(indices, count, k), run)
         restore = indices.restore_token_order
         return ops.moe_finalize(down, restore, weights, out=out, **run.options)

@@ -80,6 +80,19 @@ class Groups:
     divisor: int = 1
     weights: Any = None
 
+    @classmethod
+    def of(cls, indices: RoutingIndices, tokens: int, k: int, weights: Any = None) -> Groups:
+        """The groups of tokens that ``k`` experts each were chosen for."""
+        return cls(
+            starts=indices.expert_start_indices,
+            offsets=indices.scales_offset,
+            ids=indices.expert_ids,
+            rows=tokens * k,
+            order=indices.token_expert_order,
+            divisor=k,
+            weights=weights,
+        )
+
     @property
     def slots(self) -> tuple[Any, Any, Any]:
         """What block-scaled operations take."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 
 from nbmoe.backend import simulator_enabled
 from nbmoe.bench import memory, timing
+from nbmoe.graphs import Graph
 
 bindings = pytest.importorskip("cuda.bindings")
 
@@ -96,6 +98,13 @@ def test_a_call_runs_before_it_is_captured(gpu):
     assert gpu.log == ["sync", "call", "sync", "begin", "call", "end", "launch"]
     timer.forget()
     timer.forget()
+    assert gpu.destroyed == 2
+
+
+def test_a_graph_that_nobody_has_is_destroyed(gpu):
+    graph = Graph(lambda: None, 0x1000)
+    del graph
+    gc.collect()
     assert gpu.destroyed == 2
 
 

@@ -378,7 +378,8 @@ def test_order_has_every_tile_once_and_its_own_before_it(segments, grid, tiles) 
     assert all(n == tiles[is_down] for (is_down, _), n in seen.items())
 
 
-QWEN, DEEPSEEK, GPT_OSS = (768, 2048, 128), (2048, 7168, 32), (2880, 2880, 32)
+FOUR_BITS = ("nvfp4", "nvfp4")
+QWEN, DEEPSEEK, GPT_OSS = ((*FOUR_BITS, *m) for m in ((768, 128), (2048, 32), (2880, 32)))
 
 
 @pytest.mark.parametrize(
@@ -388,6 +389,8 @@ QWEN, DEEPSEEK, GPT_OSS = (768, 2048, 128), (2048, 7168, 32), (2880, 2880, 32)
         (DEEPSEEK, (1, 16, 128, 4096), (False, True, True, False)),
         (GPT_OSS, (4, 64, 512, 16384), (False, True, True, False)),
         (GPT_OSS, (0, 15, 16), (False, False, True)),
+        # Of other formats there is no time.
+        (("mxfp8", "mxfp4", 2880, 32), (16, 64), (False, False)),
     ],
 )
 def test_layers_take_it_where_it_was_faster(model: Any, rows: Any, pays: Any) -> None:
@@ -397,6 +400,7 @@ def test_layers_take_it_where_it_was_faster(model: Any, rows: Any, pays: Any) ->
 def test_the_choice_is_printed(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("NBMOE_PRINT_CONFIGS", "1")
     monkeypatch.setattr(config_report, "_printed", set())
+    mega_ffn_pays.cache_clear()
     for _ in range(2):
         mega_ffn_pays(*GPT_OSS, 64)
         mega_ffn_pays(*QWEN, 64)

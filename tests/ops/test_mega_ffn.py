@@ -16,6 +16,7 @@ from nbmoe.prepared.tokens import token_shape
 from nbmoe.validate.product_prepared import reads_prepared
 from nbmoe_kernels import mega_ffn_sm80
 from nbmoe_kernels.mega_ffn_sm80 import make_mega_ffn_sm80
+from nbmoe_kernels.mega_ffn_sm90_config import mega_ffn_config
 from nbmoe_kernels.prepared_weights import prepared_bytes
 from tests.kernels.test_mega_ffn_sm90 import Problem, problem
 from tests.ops.compare import assert_same
@@ -140,7 +141,10 @@ def test_the_reference_has_the_chain_s_bytes_in_both_layouts(case: str) -> None:
 
 @pytest.mark.parametrize("hint", [0, 10])
 def test_the_hint_changes_no_byte(hopper_kernels: Any, hint: int) -> None:
-    p = problem(7, NVFP4, 96, 64, 72, CASES["primes"])
+    """So few rows that both hints choose narrow tiles, of other widths: wide ones take long."""
+    p = problem(7, NVFP4, 96, 64, 72, Slots((2, 0, 1), (0, 2, 1), 3, 0))
+    widths = [mega_ffn_config("nvfp4", "nvfp4", 64, 96, 3, n).widths for n in (0, 10 * 3)]
+    assert widths == [(8,), (8, 16)]
     check(hopper_kernels, p, estimated_total_m=hint * p.up.slots.rows)
 
 

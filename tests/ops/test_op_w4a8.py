@@ -75,8 +75,14 @@ def test_scales_that_do_not_fold_are_refused(kernels: Any) -> None:
     kernels(ops.prepare_w4a8_weights, *packed(codes, scales))
 
 
-def test_equals_reference(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small shape: each is a kernel to compile."""
     monkeypatch.setattr(heuristics, "fp8_hopper_config", lambda *args: PAIR)
+
+
+@pytest.mark.usefixtures("small")
+def test_equals_reference(kernels: Any) -> None:
     n, k = (72, 160) if in_simulator else (136, 288)
     counts = [3, 0, 1] if in_simulator else [3, 0, 19, 30]
     problem = make_problem(counts, n, k, rowwise=True, expert_ids=[0, 1, 2, -1][: len(counts)])
@@ -95,6 +101,7 @@ def test_equals_reference(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert_same(expected, same)
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("k", [96, 128, 160, 256, 288])
 def test_any_number_of_blocks(kernels: Any, k: int) -> None:
     """Half a stage of one block, of two, and what is left after whole stages."""
@@ -105,6 +112,7 @@ def test_any_number_of_blocks(kernels: Any, k: int) -> None:
     assert_same(kernels(matmul, *arguments), matmul(*arguments, backend="reference"))
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("powers", [range(15), range(3, 15), [14, 2], [14, 14, 14, 0]])
 def test_each_code_at_each_power(kernels: Any, powers: Any) -> None:
     """Tokens of one 1 show a column of weights each: code times scale, with no rounding at all."""

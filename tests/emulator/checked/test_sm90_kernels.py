@@ -149,10 +149,7 @@ def test_lanes_that_each_look_at_a_counter_are_found(monkeypatch: Any) -> None:
     monkeypatch.setattr(mega_ffn_sm90_producer, "is_complete", looks_by_itself)
     make_mega_ffn_sm90.cache_clear()
     try:
-        with (
-            checking(schedules=[f"pct:3:{seed}" for seed in range(12)]) as executor,
-            suppress(ffn_tests.CountersError),
-        ):
+        with checking(schedules=["pct:3:11"]) as executor, suppress(ffn_tests.CountersError):
             CALLS[name]()
     finally:
         make_mega_ffn_sm90.cache_clear()
